@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hopflow as hf
 from hopflow import dtypes
-from hopflow.testing.libraries import theirs
+from hopflow.testing.libraries import jax_library
 from hopflow.testing.requires import load
 
 pytestmark = pytest.mark.slow
@@ -80,4 +80,4 @@ def test_a_number_of_steps_is_no_weak_number() -> None:
 
     assert not steps(hf.scan, hf.asarray([1, 2])).type.weak
     with jax.enable_x64(True):
-        assert not steps(theirs().scan, jnp.asarray([1, 2])).weak_type
+        assert not steps(jax_library().scan, jnp.asarray([1, 2])).weak_type

@@ -16,7 +16,7 @@ from hopflow.testing.checks import check
 from hopflow.testing.executions import (
     REGISTRY,
     ProgramExecution,
-    in_ours,
+    in_hopflow,
     register_execution,
 )
 from hopflow.testing.program import Program
@@ -82,7 +82,7 @@ EXECUTIONS: Final = {
 @pytest.fixture(scope="module")
 def rewritten() -> Iterator[None]:
     for name, run in EXECUTIONS.items():
-        register_execution(ProgramExecution(name, in_ours(run)))
+        register_execution(ProgramExecution(name, in_hopflow(run)))
     yield
     for name in EXECUTIONS:
         del REGISTRY[name]

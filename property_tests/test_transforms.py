@@ -19,7 +19,7 @@ from hopflow import pytree
 from hopflow.errors import MutationError
 from hopflow.testing.arithmetic import Smooth
 from hopflow.testing.executions import agree, interpreted, run_debug
-from hopflow.testing.libraries import OURS, Library, theirs
+from hopflow.testing.libraries import HOPFLOW, Library, jax_library
 from hopflow.testing.programs import Step, run
 from hopflow.testing.requires import load
 from hopflow.testing.strategies import steps
@@ -27,7 +27,7 @@ from hopflow.testing.strategies import steps
 hf: Any = hopflow
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
 jax = load("jax")
-THEIRS: Final = theirs()
+JAX: Final = jax_library()
 Function = Callable[..., Any]
 
 RNG: Final = np.random.default_rng(0)
@@ -57,7 +57,7 @@ in_jax_too = steps(
 )
 
 
-def program(body: Sequence[Step], lib: Library = OURS) -> Function:
+def program(body: Sequence[Step], lib: Library = HOPFLOW) -> Function:
     """A function of `FLOATS` and `OTHERS` that returns its newest floats."""
 
     def f(*args: Any) -> Any:
@@ -375,9 +375,9 @@ def test_all_is_as_in_jax(body: Any, mask: Any) -> None:
 
     args = examples(mask)
     with jax.enable_x64(True):
-        want = jax.jit(results(jax.numpy, jax, THEIRS))(*ALL)
-        rows = jax.jit(jax.vmap(results(jax.numpy, jax, THEIRS), axes(mask)))(*args)
-    ours = results(hf, hf, OURS)
+        want = jax.jit(results(jax.numpy, jax, JAX))(*ALL)
+        rows = jax.jit(jax.vmap(results(jax.numpy, jax, JAX), axes(mask)))(*args)
+    ours = results(hf, hf, HOPFLOW)
     close(jitted(ours, *ALL), pytree.tree_map(np.asarray, want))
     close(
         jitted(hf.vmap(ours, in_dims=axes(mask)), *args),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow.testing.libraries import OURS, Library, theirs
+from hopflow.testing.libraries import HOPFLOW, Library, jax_library
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -16,7 +16,7 @@ X = np.linspace(0.3, 1.5, 6).reshape(2, 3).astype(np.float32)
 W = np.linspace(0.1, 0.9, 3).astype(np.float32)
 
 
-THEIRS = theirs()
+JAX = jax_library()
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
 
 
@@ -135,9 +135,9 @@ COMPOSITIONS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_derivatives_are_those_of_jax(program: Any, composition: str) -> None:
     apply = COMPOSITIONS[composition]
-    theirs = scalar(program, jnp.asarray(X), THEIRS)
+    theirs = scalar(program, jnp.asarray(X), JAX)
     want = jax.jit(lambda w: apply(jax, theirs, jnp.sum, w))(W)
-    ours = scalar(program, hf.asarray(X), OURS)
+    ours = scalar(program, hf.asarray(X), HOPFLOW)
 
     def run(w: Any) -> Any:
         return apply(hf, ours, hf.sum, w)
@@ -150,8 +150,8 @@ def test_derivatives_are_those_of_jax(program: Any, composition: str) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_gradients_of_what_is_sliced(program: Any) -> None:
-    want = jax.grad(lambda x: program(x, jnp.asarray(W), THEIRS))(jnp.asarray(X))
-    found = hf.grad(lambda x: program(x, hf.asarray(W), OURS))(hf.asarray(X))
+    want = jax.grad(lambda x: program(x, jnp.asarray(W), JAX))(jnp.asarray(X))
+    found = hf.grad(lambda x: program(x, hf.asarray(W), HOPFLOW))(hf.asarray(X))
     np.testing.assert_allclose(np.asarray(found), want, rtol=5e-5, atol=5e-6)
 
 
@@ -243,13 +243,13 @@ def test_derivatives_serve_all_sizes(program: Any) -> None:
     def gradient(lib: Library, of: Any) -> Any:
         return of(lambda x, w: program(x, w, lib), (0, 1))
 
-    jitted = hf.jit(gradient(OURS, hf.grad), dynamic=True)
+    jitted = hf.jit(gradient(HOPFLOW, hf.grad), dynamic=True)
     before = hf.stats().traces
     for rows, columns in ((2, 3), (4, 3), (3, 5)):
         x: Any = np.linspace(0.3, 1.5, rows * columns, dtype=np.float32)
         x = x.reshape(rows, columns)
         w = np.linspace(0.1, 0.9, columns, dtype=np.float32)
-        want = gradient(THEIRS, jax.grad)(jnp.asarray(x), jnp.asarray(w))
+        want = gradient(JAX, jax.grad)(jnp.asarray(x), jnp.asarray(w))
         for got, expected in zip(jitted(x, w), want, strict=True):
             np.testing.assert_allclose(np.asarray(got), expected, rtol=5e-5, atol=5e-6)
     assert hf.stats().traces == before + 1

@@ -233,7 +233,7 @@ def register_execution(execution: ProgramExecution) -> ProgramExecution:
     return execution
 
 
-def in_ours(run: Callable[..., Any]) -> Callable[..., Any]:
+def in_hopflow(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return the runner of a `ProgramExecution` that uses hopflow as the library."""
 
     def of_program(make: Callable[[Any], Run], arguments: Sequence[Any]) -> Any:
@@ -496,31 +496,31 @@ def in_jax(program: Program) -> bool:
 
 
 for _execution in (
-    ProgramExecution("debug", in_ours(run_debug), cheap=True),
-    ProgramExecution("eager", in_ours(run_eager), cheap=True),
+    ProgramExecution("debug", in_hopflow(run_debug), cheap=True),
+    ProgramExecution("eager", in_hopflow(run_eager), cheap=True),
     ProgramExecution(
         "traced",
-        in_ours(run_traced),
+        in_hopflow(run_traced),
         # A trace for concrete sizes has no symbols for unbacked sizes.
         when=lambda program: not program.sizes_of_data,
         has=frozenset(["vmap"]),
         cheap=True,
     ),
-    ProgramExecution("symbolic", in_ours(run_symbolic), cheap=True),
-    ProgramExecution("functionalized", in_ours(run_functionalized), cheap=True),
-    ProgramExecution("kernels", in_ours(run_kernels)),
-    ProgramExecution("kernels, memory planned", in_ours(run_memory)),
-    ProgramExecution("kernels, all branches", in_ours(run_branches)),
-    ProgramExecution("loop ir", in_ours(run_loop_ir)),
-    ProgramExecution("loop ir, gangs and gpu", in_ours(run_rebound)),
-    ProgramExecution("native", in_ours(run_native)),
-    ProgramExecution("jit", in_ours(with_threads(1))),
-    ProgramExecution("jit, 2 threads", in_ours(with_threads(2))),
-    ProgramExecution("jit, bounds checked", in_ours(run_checked)),
-    ProgramExecution("jit, rebound reads", in_ours(run_rebound_reads)),
-    ProgramExecution("jit, donated arguments", in_ours(run_donated)),
-    ProgramExecution("dynamic", in_ours(run_dynamic)),
-    ProgramExecution("dynamic, other sizes first", in_ours(run_resized)),
+    ProgramExecution("symbolic", in_hopflow(run_symbolic), cheap=True),
+    ProgramExecution("functionalized", in_hopflow(run_functionalized), cheap=True),
+    ProgramExecution("kernels", in_hopflow(run_kernels)),
+    ProgramExecution("kernels, memory planned", in_hopflow(run_memory)),
+    ProgramExecution("kernels, all branches", in_hopflow(run_branches)),
+    ProgramExecution("loop ir", in_hopflow(run_loop_ir)),
+    ProgramExecution("loop ir, gangs and gpu", in_hopflow(run_rebound)),
+    ProgramExecution("native", in_hopflow(run_native)),
+    ProgramExecution("jit", in_hopflow(with_threads(1))),
+    ProgramExecution("jit, 2 threads", in_hopflow(with_threads(2))),
+    ProgramExecution("jit, bounds checked", in_hopflow(run_checked)),
+    ProgramExecution("jit, rebound reads", in_hopflow(run_rebound_reads)),
+    ProgramExecution("jit, donated arguments", in_hopflow(run_donated)),
+    ProgramExecution("dynamic", in_hopflow(run_dynamic)),
+    ProgramExecution("dynamic, other sizes first", in_hopflow(run_resized)),
     # JAX lacks the transpose of some primitives.
     ProgramExecution(
         "jax", run_jax, when=in_jax, stops=False, lacks=(NotImplementedError,)

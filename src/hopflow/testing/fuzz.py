@@ -1,7 +1,7 @@
-"""`hopflow fuzz`: draw programs for some minutes, and compare all their executions.
+"""`hopflow fuzz`: draw programs for some time, and compare all their executions.
 
-What failed is kept as a script that shows it and as a text for `from_text`; so is, as a
-corpus, each program that was the first to exercise a rule of an operator.
+A failing program is saved as a script and as a text for `from_text`; so is, in a
+corpus, the first program that exercises each rule of an operator.
 """
 
 import itertools
@@ -35,21 +35,21 @@ RULES: Final = {
     "vjp": ("jit of grad", "dynamic of grad"),
     "jvp of vjp": ("jit of jvp of grad", "dynamic of jvp of grad"),
 }
-"""Rules of operators, each with the comparisons that exercise it."""
+"""Rule of operators -> the comparisons that exercise it."""
 
 
 DERIVATIVE_RULES: Final = frozenset(["jvp", "vjp", "jvp of vjp"])
 
 
 def _exercised(labels: Collection[str]) -> set[str]:
-    """The rules that comparisons exercise."""
-    return {rule for rule, those in RULES.items() if not set(those).isdisjoint(labels)}
+    """Return the rules that comparisons exercise."""
+    return {rule for rule, uses in RULES.items() if not set(uses).isdisjoint(labels)}
 
 
 def _cells(program: Program, labels: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The operators of a program, each with the rules that comparisons exercise.
+    """Yield the operators of a program with each rule that comparisons exercise.
 
-    Derivatives exercise a rule of an operator only where it gives floats.
+    Derivatives exercise a rule only of an operator with floating results.
     """
     rules = sorted(_exercised(labels))
     calls = [s for s in walk(program.main) if s.operation in OPERATORS]
@@ -59,18 +59,18 @@ def _cells(program: Program, labels: Collection[str]) -> Iterator[tuple[str, str
             yield operator, rule
 
 
-def _again(error: Disagreement, transforms: Sequence[str]) -> str:
-    """The end of a script, which compares again what has failed."""
+def _recheck(error: Disagreement, transforms: Sequence[str]) -> str:
+    """Return the end of a script, which repeats the failed comparison."""
     name, _, transform = error.execution.partition(" of ")
-    if name != "reference":  # which is that of one of a round's transforms
+    if name != "reference":  # the reference of any transform of the round
         transforms = [transform or "value"]
     executions = [name] if name in REGISTRY else []
     text = to_text(error.program)
-    return AGAIN.format(text=text, executions=executions, transforms=list(transforms))
+    return RECHECK.format(text=text, executions=executions, transforms=list(transforms))
 
 
-AGAIN: Final = """
-# What failed, of the same program as a text:
+RECHECK: Final = """
+# The failed comparison, with the program as a text:
 from hopflow.testing import check, from_text
 
 text = r'''{text}'''
@@ -85,16 +85,18 @@ def _is_float(type_: str) -> bool:
 EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
 
 SLICE: Final = 30
-"""Programs for which Hypothesis is started anew, with another seed; its first ten are
-small. When all rounds are over a turn begins."""
+"""The number of programs per seed, for which Hypothesis is restarted; its first ten
+programs are small."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What is drawn, and how it is compared; the rounds take turns.
+    """Parameters for drawing and comparing programs; a campaign cycles through rounds.
 
-    profile         what a campaign asks for
-    kind, options   of `programs`
+    profile         the `--profile` that it belongs to
+    kind, options   the arguments of `programs`
+    executions      the executions to compare; None: all
+    transforms      the transforms to compare
     """
 
     profile: str
@@ -104,19 +106,19 @@ class Round:
     transforms: Sequence[str] = ("value",)
 
     def rules(self) -> set[str]:
-        """Those that its comparisons exercise."""
+        """Return the rules that its comparisons exercise."""
         pairs = itertools.product(self.executions or REGISTRY, self.transforms)
         return _exercised([label_of(*pair) for pair in pairs])
 
 
 CHEAP: Final = tuple(name for name, execution in REGISTRY.items() if execution.cheap)
 NOT_JAX: Final = tuple(name for name in REGISTRY if name != "jax")
-"""JAX takes denormals for 0."""
+"""All executions except JAX's, which flushes denormals to 0."""
 QUICK: Final = (
     *("debug", "native", "jit", "jit, 2 threads", "jit, rebound reads"),
     *("jit, donated arguments", "dynamic", "jax"),
 )
-"""Those that take no step in Python for each element."""
+"""The executions without a Python step per element."""
 ALIASED: Final = ("eager", "jit", "jit, donated arguments", "dynamic")
 WRITTEN: Final = {"operators": EVERY, "mutation": True}
 BEYOND: Final = {
@@ -129,16 +131,16 @@ SIZED: Final = {"weights": {"sized": 8}, "size": 4}
 RESIZED: Final = ["dynamic", "dynamic, other sizes first"]
 MULTIPLIED: Final = {"weights": dict.fromkeys(PRODUCTS, 8), "size": 4}
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
-"""Sizes that JAX and batching know."""
+"""Programs without unbacked sizes, which JAX and batching support."""
 
 REUSED: Final = CLOSED | {"aliasing": True}
-"""Programs in which arrays are copied, updated and exchanged."""
+"""Programs that copy, update and exchange arrays."""
 
 FLAT: Final = {"operators": (*BRANCHES, *BODIES), "size": 3, "depth": 1}
-"""Programs that are small, as each is compared under many transforms."""
+"""Small programs, because each is compared under many transforms."""
 
 OFTEN: Final = {"weights": {"prefix": 4, "custom": 2, "switch": 4, "subgraph": 2}}
-"""What else were drawn too seldom for each round to exercise its rules."""
+"""Weights of operators that would be too rare to exercise their rules in each round."""
 
 DERIVATIVES: Final = ("grad", "jvp", "jvp of grad")
 NESTED: Final = (
@@ -151,7 +153,7 @@ NESTED: Final = (
         "grad of checkpoint of vmap",
     ),
 )
-"""Transforms of transforms, where the numbers of batch elements are symbols."""
+"""Transforms of transforms, with symbolic batch sizes."""
 BATCHES: Final = ("vmap", "vmap of grad", "grad of vmap")
 
 ROUNDS: Final = (
@@ -195,14 +197,15 @@ PROFILES: Final = tuple(dict.fromkeys(part.profile for part in ROUNDS))
 
 @dataclass
 class Campaign:
-    """What was done and found.
+    """The results of a campaign.
 
-    rules       of `RULES`, those that its rounds exercise
-    programs    by profile
-    counts      comparisons ("jit of grad"), "tie", "refused"
-    coverage    by operator and rule, how many programs agreed
-    failures    by what failed, the scripts; the error alone of what could not be drawn
-    seeds       the first, and the one after the last
+    folder      the folder for programs and the summary
+    rules       the rules that its rounds exercise, of `RULES`
+    programs    the number of programs by profile
+    counts      the number of comparisons ("jit of grad"), of "tie" and of "refused"
+    coverage    (operator, rule) -> the number of programs that agreed
+    failures    failure -> its script; the error alone if no program could be drawn
+    seeds       the first seed, and the one after the last
     """
 
     folder: Path
@@ -214,6 +217,7 @@ class Campaign:
     failures: dict[str, Path] = field(default_factory=dict)
 
     def note(self, profile: str, program: Program, report: Report) -> None:
+        """Count a program that was compared."""
         self.programs[profile] += 1
         self.counts["tie"] += report.tie
         self.counts["refused"] += len(report.refused)
@@ -224,29 +228,31 @@ class Campaign:
             self.coverage[operator, rule] += 1
 
     def failed(self, error: Exception, transforms: Sequence[str] = ("value",)) -> None:
-        """Keep the error and its program; failures of one execution in one way once.
+        """Save an error and its program, once per execution and kind of failure.
 
         Args:
-            transforms: Of which the executions were compared.
+            transforms: The transforms that were compared.
         """
-        execution, what = "drawing", f"{type(error).__name__}: {error}"
+        execution, message = "drawing", f"{type(error).__name__}: {error}"
         program: Program | None = None
         if isinstance(error, Disagreement):
-            execution, what, program = error.execution, error.what, error.program
-        key = f"{execution}: {what.splitlines()[0][:60]}"
+            execution, message, program = error.execution, error.what, error.program
+        key = f"{execution}: {message.splitlines()[0][:60]}"
         if key in self.failures:
             return
-        # By what it is: another campaign into this folder leaves it as it is.
-        known = to_text(program) if program else what
-        name = f"{execution}-{sha256(known.encode()).hexdigest()[:8]}"
-        told = self._path("failures", name, ".txt")
-        told.write_text("".join(traceback.format_exception(error)))
+        # The name has a hash of the content, so that campaigns can share a folder.
+        content = to_text(program) if program else message
+        name = f"{execution}-{sha256(content.encode()).hexdigest()[:8]}"
+        path = self._path("failures", name, ".txt")
+        path.write_text("".join(traceback.format_exception(error)))
         if isinstance(error, Disagreement):
-            told = self.keep("failures", name, error.program, _again(error, transforms))
-        self.failures[key] = told
+            path = self.keep(
+                "failures", name, error.program, _recheck(error, transforms)
+            )
+        self.failures[key] = path
 
     def keep(self, folder: str, name: str, program: Program, more: str = "") -> Path:
-        """Keep a program in a folder, as a script and as a text."""
+        """Save a program in a folder, as a script and as a text."""
         path = self._path(folder, name, ".py")
         path.write_text(program.script() + more)
         path.with_suffix(".json").write_text(to_text(program))
@@ -258,19 +264,19 @@ class Campaign:
         return path
 
     def empty_cells(self) -> list[tuple[str, str]]:
-        """Rules of operators that no program has exercised."""
+        """Return the rules of operators that no program has exercised."""
         cells = itertools.product(sorted(OPERATORS), self.rules)
         return [c for c in cells if not self.coverage[c] and c not in NO_RULE]
 
     def write_summary(self) -> None:
-        """What was done, to be added to what other seeds have done."""
+        """Write `summary.json`, which can be added to those of other seeds."""
         coverage: dict[str, dict[str, int]] = {}
         for (operator, rule), count in sorted(self.coverage.items()):
             coverage.setdefault(operator, {})[rule] = count
         summary = {
             "seeds": self.seeds,
             "programs": dict(self.programs),
-            "failures": {what: str(path) for what, path in self.failures.items()},
+            "failures": {failure: str(path) for failure, path in self.failures.items()},
             "counts": dict(self.counts),
             "coverage": coverage,
         }
@@ -285,14 +291,14 @@ NONE: Final = "none: a function with a rule for cotangents has none for tangents
 
 @dataclass(frozen=True)
 class Limit:
-    """When a campaign is over: after so many minutes, or programs."""
+    """The end of a campaign: after a number of minutes, or of programs."""
 
     minutes: float = math.inf
     programs: float = math.inf
     began: float = field(default_factory=time.monotonic)
 
     def share(self, campaign: Campaign) -> float:
-        """How much of it is over; 1 is all."""
+        """Return the share of the limit that is used up, at most 1."""
         passed = (time.monotonic() - self.began) / 60
         done = campaign.programs.total() / self.programs
         return min(max(passed / self.minutes, done), 1.0)
@@ -305,12 +311,13 @@ def run(
     progress: Callable[[Campaign, float], None] = lambda *_: None,
     rounds: Sequence[Round] = ROUNDS,
 ) -> Campaign:
-    """Draw and compare until the limit; then `summary.json` in the folder says what.
+    """Draw and compare programs until the limit, and write `summary.json`.
 
     Args:
-        start: The first seed; the same finds the same. A seed is for `SLICE` programs.
-        folder: Where programs are kept.
-        progress: Called after each program, with the share of the limit that is over.
+        start: The first seed, which determines the programs. Each seed draws `SLICE`
+            programs.
+        folder: The folder for programs and the summary.
+        progress: Called after each program with the share of the limit that is used up.
     """
     campaign = _begun(folder, rounds)
     _go_on(campaign, limit, start, progress, rounds)
@@ -332,7 +339,7 @@ def _go_on(
     try:
         for number, part in zip(itertools.count(start), itertools.cycle(rounds)):
             campaign.seeds = (start, number)
-            campaign.write_summary()  # what was done is known if the process dies, too
+            campaign.write_summary()  # even if the process is killed later
             if limit.share(campaign) >= 1:
                 break
             try:
@@ -348,7 +355,8 @@ def _go_on(
 def drawn(
     part: Round, number: int, judge: Callable[[Program], None], most: int = SLICE
 ) -> None:
-    """Call a judge with the programs of one seed; what it raises is made small."""
+    """Call a judge with the programs of one seed; a program for which it raises an
+    error is shrunk."""
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
     settings(
@@ -371,14 +379,14 @@ def _slice(
     """Compare the programs of one seed.
 
     Raises:
-        Disagreement: the smallest program that failed.
-        Exception: what stopped the drawing.
+        Disagreement: for the smallest program that failed.
+        Exception: an error in drawing.
     """
     most = int(min(SLICE, limit.programs - campaign.programs.total()))
 
     def compare(program: Program) -> None:
         share = limit.share(campaign)
-        if share >= 1 and not failed:  # what failed is made small before we stop
+        if share >= 1 and not failed:  # but a failed program is shrunk first
             return
         try:
             report = _checked(part, program)
@@ -393,32 +401,32 @@ def _slice(
     try:
         drawn(part, number, compare, most)
     except KeyboardInterrupt:
-        if failed:  # as small as it is by now
+        if failed:  # shrunk so far
             campaign.failed(failed[-1], part.transforms)
         raise
     except Exception:
-        if failed:  # Hypothesis has an error of its own for what fails now and then
+        if failed:  # Hypothesis raises its own error for flaky failures
             raise failed[-1] from failed[-1].__cause__
         raise
 
 
 def _checked(part: Round, program: Program) -> Report:
-    """`check`, with errors of what it compares with as failures, too."""
+    """Run `check`; errors of the reference are disagreements, too."""
     try:
         return check(program, part.executions, part.transforms)
     except Disagreement:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise Disagreement(program, "reference", what) from error
+        message = f"{type(error).__name__}: {error}"
+        raise Disagreement(program, "reference", message) from error
 
 
-# --- what people see ------------------------------------------------------------------
+# --- display --------------------------------------------------------------------------
 
 
 @contextmanager
 def progress_bar(console: Any = None) -> Iterator[Callable[[Campaign, float], None]]:
-    """What shows how far a campaign is, on rich's console."""
+    """Show the progress of a campaign by `rich`; yields the function to call."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
@@ -434,7 +442,7 @@ def progress_bar(console: Any = None) -> Iterator[Callable[[Campaign, float], No
 
 
 def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> int:
-    """Run with a progress bar, until Ctrl-C at most, and print what was done.
+    """Run with a progress bar, until Ctrl-C at most, and print the results.
 
     Returns:
         The exit status: 1 if something failed, 130 after Ctrl-C, or 0.
@@ -455,16 +463,17 @@ def show(limit: Limit, start: int, folder: Path, profiles: Sequence[str]) -> int
     if empty := campaign.empty_cells():
         cells = ", ".join(f"{operator}: {rule}" for operator, rule in empty)
         console.print(f"No program has exercised {cells} yet: run longer.")
-    for what, path in campaign.failures.items():
+    for failure, path in campaign.failures.items():
         how = "python" if path.suffix == ".py" else "see"
-        console.print(f"FAILED {what}\n    {how} {path}")
+        console.print(f"FAILED {failure}\n    {how} {path}")
     if stopped:
         console.print("Ctrl-C has ended it.")
     return 1 if campaign.failures else 130 if stopped else 0
 
 
 def _comparisons(campaign: Campaign) -> Any:
-    """How many programs agreed, by execution and transform."""
+    """Return a table of the numbers of programs that agreed, by execution and
+    transform."""
     from rich.table import Table
 
     counts = campaign.counts
@@ -485,7 +494,8 @@ def _comparisons(campaign: Campaign) -> Any:
 
 
 def _coverage(campaign: Campaign) -> Any:
-    """How many programs exercised each rule of each operator."""
+    """Return a table of the numbers of programs that exercised each rule of each
+    operator."""
     from rich.table import Table
 
     some_none = any(rule in campaign.rules for _, rule in NO_RULE)

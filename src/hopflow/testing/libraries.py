@@ -1,4 +1,4 @@
-"""One program, in our names and in JAX's: what it uses is the field of a `Library`."""
+"""The functions that drawn programs use, as fields of a `Library`: hopflow or JAX."""
 
 import functools
 from collections.abc import Callable
@@ -9,23 +9,24 @@ import hopflow
 from hopflow.testing.requires import load
 
 LONGEST: Final = 5
-"""The most steps that a loop may have for JAX to differentiate it in reverse."""
+"""The most steps of loops in JAX, so that they are differentiable in reverse mode."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """The names that a program uses, of ours or of JAX's.
+    """The functions that a program uses.
 
-    m       the functions of tensors
+    m       the module of array functions
     prefix  `associative_scan`
     call    `invoke_subgraph`
-    custom  (function, "custom_jvp" or "custom_vjp") -> it, with its own derivative as a
-            rule
-    fori    `fori_loop`, and `loop` is `while_loop`: of tuples
+    custom  (function, "custom_jvp" or "custom_vjp") -> the function with a custom rule
+            that is its own derivative
+    fori    `fori_loop` over a tuple
+    loop    `while_loop` over a tuple
     update  `dynamic_update_slice`
     sum_by  `segment_sum`
-    noise   (number, shape) -> as many random f64
-    user    (operator, functions, values) -> what a `UserOperator` returns
+    noise   (number, shape) -> random f64 of this shape
+    user    (operator, functions, values) -> the results of a `UserOperator`
     """
 
     m: Any
@@ -47,14 +48,14 @@ class Library:
 
 def _custom(d: Any) -> Callable[..., Any]:
     def custom(f: Callable[..., Any], rule: str = "custom_jvp") -> Any:
-        found = getattr(d, rule)(f)
+        wrapped = getattr(d, rule)(f)
         if rule == "custom_jvp":
-            found.defjvp(lambda primals, tangents: d.jvp(f, primals, tangents))
+            wrapped.defjvp(lambda primals, tangents: d.jvp(f, primals, tangents))
         else:
-            found.defvjp(
+            wrapped.defvjp(
                 lambda *xs: (f(*xs), xs), lambda xs, cts: d.vjp(f, *xs)[1](cts)
             )
-        return found
+        return wrapped
 
     return custom
 
@@ -68,7 +69,7 @@ def _noise(random: Any, m: Any) -> Callable[..., Any]:
 
 
 hf: Any = hopflow
-OURS: Final = Library(
+HOPFLOW: Final = Library(
     m=hf,
     cond=hf.cond,
     switch=hf.switch,
@@ -88,7 +89,7 @@ OURS: Final = Library(
 
 
 class _Jax:
-    """What JAX has of loops, as we have it."""
+    """JAX's loops with hopflow's interface."""
 
     def __init__(self, jax: Any) -> None:
         self.jax, self.lax, self.jnp = jax, jax.lax, jax.numpy
@@ -96,8 +97,8 @@ class _Jax:
     def loop(
         self, test: Callable[..., Any], step: Callable[..., Any], carry: Any, **_: Any
     ) -> Any:
-        """JAX differentiates a loop whose number of steps only the run knows forward
-        alone: a scan of `LONGEST` steps, of which the first ones count."""
+        """`while_loop` as a scan of `LONGEST` steps that do nothing after the last one:
+        JAX has no reverse mode of loops with an unknown number of steps."""
 
         def maybe(carry: Any, _: Any) -> Any:
             return self.lax.cond(test(*carry), step, lambda *same: same, *carry), None
@@ -105,7 +106,7 @@ class _Jax:
         return self.lax.scan(maybe, carry, None, length=LONGEST)[0]
 
     def map(self, f: Callable[..., Any], xs: Any, **_: Any) -> Any:
-        """Not in batches, in which JAX has no rows without elements."""
+        """`map` without `batch_size`, for which JAX does not support empty rows."""
         return self.lax.map(f, xs)
 
     def fori(self, lower: Any, upper: Any, step: Callable[..., Any], carry: Any) -> Any:
@@ -127,7 +128,7 @@ class _Jax:
         reverse: bool = False,
         until: Callable[..., Any] | None = None,
     ) -> Any:
-        """All steps are taken; those after the one that ends it change nothing."""
+        """`scan`; with `until`, the steps after the last one do nothing."""
         if until is None:
             return self.lax.scan(step, carry, xs, reverse=reverse)
 
@@ -138,19 +139,19 @@ class _Jax:
             carry, y = self.lax.cond(done, lambda *_: (carry, none), step, carry, x)
             return (carry, done | until(carry), count + ~done), y
 
-        # JAX takes the array of a Python number for as weak as that.
+        # Without a dtype, JAX would make a weak array.
         none_yet = self.jnp.asarray(0, self.jnp.int64)
         first = (carry, self.jnp.asarray(False), none_yet)
         (carry, _, count), ys = self.lax.scan(maybe, first, xs, reverse=reverse)
         return carry, ys, count
 
 
-def _not_theirs(operator: Any, *_: Any) -> Any:
+def _not_in_jax(operator: Any, *_: Any) -> Any:
     raise NotImplementedError(f"{operator} is no operator of JAX's")
 
 
-def theirs() -> Library:
-    """JAX; the module that asks is skipped where it is missing."""
+def jax_library() -> Library:
+    """Return JAX as a `Library`; without JAX, the test module is skipped."""
     jax = load("jax")
     lax, loops = jax.lax, _Jax(jax)
     return Library(
@@ -168,14 +169,14 @@ def theirs() -> Library:
         update=lax.dynamic_update_slice,
         sum_by=jax.ops.segment_sum,
         noise=_noise(jax.random, jax.numpy),
-        user=_not_theirs,
+        user=_not_in_jax,
     )
 
 
 @functools.cache
 def names_of_jax() -> Any:
-    """JAX by our names, for programs."""
-    jax, lib = load("jax"), theirs()
+    """Return JAX with hopflow's names, for the text of programs."""
+    jax, lib = load("jax"), jax_library()
 
     class Names:
         cond, switch, scan, map = map(
@@ -197,11 +198,11 @@ def names_of_jax() -> Any:
             return values, order.astype(jax.numpy.int64)
 
         def searchsorted(self, *args: Any, **options: Any) -> Any:
-            found = jax.numpy.searchsorted(*args, **options)
-            return found.astype(jax.numpy.int64)
+            positions = jax.numpy.searchsorted(*args, **options)
+            return positions.astype(jax.numpy.int64)
 
         def cumulative_prod(self, x: Any, *, axis: int) -> Any:
-            dtype = jax.numpy.prod(x).dtype  # JAX's own stays as narrow as `x`
+            dtype = jax.numpy.prod(x).dtype  # JAX's default keeps that of `x`
             return jax.numpy.cumulative_prod(x, axis=axis, dtype=dtype)
 
         def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Programs as trees of numbers, for Hypothesis to draw, and their meaning.
+"""Programs as trees of numbers, which Hypothesis draws, and their interpretation.
 
-What a step does is decided while it runs, from the types of the values that there are:
-so every tree is a program, in our library and in JAX's, and a part of one is one too.
+A step is interpreted by the types of the values in the pool when it runs, so that every
+tree, and every part of a tree, is a valid program in hopflow and in JAX.
 """
 
 import math
@@ -13,13 +13,13 @@ import numpy as np
 from hopflow import pytree
 from hopflow.dtypes import DType, as_dtype
 from hopflow.hops.reverse_modes import Checkpoint
-from hopflow.testing.libraries import LONGEST, OURS, Library
+from hopflow.testing.libraries import HOPFLOW, LONGEST, Library
 from hopflow.testing.user_operators import UserOperator
 from hopflow.trace.dims import Dim
 
 Step: TypeAlias = tuple[Any, ...]
-"""`(kind, numbers, *bodies)`: what to do, which values with, and steps of its own. The
-kind is a name, or a `UserOperator`."""
+"""`(kind, numbers, *bodies)`: the operation or operator (a name, or a `UserOperator`),
+numbers that choose values and variants, and the steps of bodies."""
 
 Operation: TypeAlias = Callable[..., Any]
 """`(pool, a, b, c, d) -> value`."""
@@ -28,19 +28,19 @@ MOST_AXES: Final = 5
 
 
 class Pool:
-    """The values that a program has at one point; bodies see those outside too.
+    """The values that a step of a program can use; bodies also see those outside.
 
-    owned       those that this program made and may write to
-    threshold   what conditions compare with
+    owned       the values that the program made and may write to
+    threshold   the number that conditions compare with
     enough      the sum at which loops stop
-    exact       whether all meanings give the same bits
-    signed      whether the signs of zeros are among those bits
-    in_range    whether each index is one of an element that there is
-    mutation    whether it may write to tensors
-    largest     elements in a value; some values are in registers, and some in memory
-    operations  what a step may do, beside the operators
-    operators   what a step may do that has bodies
-    dtypes, shapes  of the arguments
+    exact       whether all executions must agree in every bit
+    signed      whether the signs of zeros must agree, too
+    in_range    whether all indices are in range
+    mutation    whether steps may write to tensors
+    largest     the most elements of a value; small ones are in registers
+    operations  name -> operation without a body
+    operators   name -> operation with bodies
+    dtypes, shapes  the dtypes and shapes of arguments
     """
 
     threshold: float = 0
@@ -59,75 +59,77 @@ class Pool:
     )
 
     def __init__(
-        self, values: Sequence[Any], owned: Sequence[Any] = (), lib: Library = OURS
+        self, values: Sequence[Any], owned: Sequence[Any] = (), lib: Library = HOPFLOW
     ) -> None:
         self.values, self.owned, self.lib = list(values), list(owned), lib
         self.m = lib.m
 
     def child(self, *more: Any, own: Any = (), writes: bool = True) -> "Pool":
-        """What a body sees.
+        """Return the pool of a body.
 
         Args:
-            own: Trees of its copies: carries and slices, which it may write to.
-            writes: Whether it may write to what is outside.
+            more: Trees of further values.
+            own: Trees of values that the body may write to: carries and slices.
+            writes: Whether it may write to values from outside.
         """
         copies, others = pytree.flatten(own)[0], pytree.flatten(more)[0]
         owned = [*(self.owned if writes else ()), *copies]
         return type(self)([*self.values, *copies, *others], owned, self.lib)
 
-    # What a kind of programs decides.
+    # Subclasses, the kinds of programs, override these.
 
     def bounded(self, x: Any) -> Any:
-        """A result of arithmetic, kept from growing."""
+        """Return a result of arithmetic clamped to a range."""
         raise NotImplementedError
 
     def number(self, x: Any) -> Any:
-        """A value to calculate with."""
+        """Return a value converted to a numeric dtype."""
         raise NotImplementedError
 
     @classmethod
     def argument(cls, dtype: DType, shape: tuple[int, ...], seed: int) -> Any:
-        """An argument."""
+        """Return an argument of the program."""
         raise NotImplementedError
 
     def alike(self, x: Any, y: Any) -> bool:
-        """Whether products of values have sums as exact as those of each."""
+        """Whether sums of products of two values are exact."""
         return not self.exact or (x.dtype.kind == "f") == (y.dtype.kind == "f")
 
     def terms(self, x: Any, y: Any) -> int:
-        """How many products of their elements may be summed."""
+        """Return how many products of elements of two values may be summed."""
         del x, y
         return self.largest
 
     def total(self, x: Any) -> Any:
-        """A number that all elements decide."""
+        """Return a scalar that depends on all elements."""
         return self.m.sum(self.number(x))
 
     # Values of the pool.
 
     def add(self, value: Any) -> None:
+        """Add a value, unless it is None or too large."""
         if value is None:
             return
         if value.ndim <= MOST_AXES and math.prod(value.shape) <= self.largest:
             self.values.append(value)
 
     def pick(self, k: int) -> Any:
-        """One of the values; small numbers are the newest."""
+        """Return value `k`, counted from the newest."""
         return self.values[-1 - k % len(self.values)]
 
     def like(self, k: int, fits: Callable[[Any], bool]) -> Any:
-        """A value for which `fits` holds; the last resort is a scalar."""
-        found = [v for v in self.values if fits(v)]
-        if found:
-            return found[-1 - k % len(found)]
+        """Return a value for which `fits` holds; if there is none, a scalar."""
+        candidates = [v for v in self.values if fits(v)]
+        if candidates:
+            return candidates[-1 - k % len(candidates)]
         return self.m.full((), k, dtype=self.m.int64)
 
     def mate(self, k: int, x: Any) -> Any:
-        """A value that broadcasts with `x`."""
+        """Return a value that broadcasts with `x`."""
         return self.like(k, lambda v: self.broadcasts(v.shape, x.shape))
 
     def broadcasts(self, a: Sequence[Any], b: Sequence[Any]) -> bool:
-        """Whether shapes go together, to one that is not too large."""
+        """Whether two shapes broadcast to one that is not too large."""
         short, long = sorted((tuple(a), tuple(b)), key=len)
         short = (1,) * (len(long) - len(short)) + short
         pairs = list(zip(short, long, strict=True))
@@ -136,25 +138,26 @@ class Pool:
         return bool(math.prod(n if m == 1 else m for m, n in pairs) <= self.largest)
 
     def array(self, k: int) -> Any:
-        """A value with an axis, and with elements."""
+        """Return a value of rank 1 or more with elements."""
         return self.like(k, lambda v: v.ndim > 0 and all(n != 0 for n in v.shape))
 
     def stack(self, k: int) -> Any:
-        """A value with an axis, which may be empty where no index can miss for it."""
+        """Return a value of rank 1 or more, which may be empty if indices must be in
+        range."""
         return self.like(k, lambda v: v.ndim > 0) if self.in_range else self.array(k)
 
     def integer(self, k: int) -> Any:
-        """A scalar i64."""
+        """Return a scalar i64."""
         x = self.like(k, lambda v: v.shape == () and v.dtype.kind == "i")
         return self.m.astype(x, self.m.int64)
 
     def truth(self, k: int) -> Any:
-        """A scalar bool."""
+        """Return a scalar bool."""
         x = self.pick(k)
         return self.m.any(x if x.dtype.kind == "b" else x > self.threshold)
 
     def fitted(self, x: Any, like: Any) -> Any:
-        """`x` with the type of `like`."""
+        """Return `x` converted to the type of `like`."""
         if x.shape != like.shape:
             if math.prod(x.shape) == math.prod(like.shape):
                 x = self.m.reshape(x, like.shape)
@@ -168,7 +171,7 @@ class Pool:
         )
 
     def settled(self, x: Any) -> Any:
-        """What another dtype made of a value, as this kind of programs has it."""
+        """Return a converted value, clamped again if programs are exact."""
         return self.bounded(x) if self.exact else x
 
 
@@ -176,7 +179,7 @@ class Pool:
 
 
 def axis(f: Callable[[Any, Any, int], Any]) -> Operation:
-    """`f(m, x, axis)` of numbers with an axis."""
+    """Return the operation `f(m, x, axis)` on a numeric value."""
 
     def apply(p: Pool, a: int, b: int, *_: int) -> Any:
         x = p.number(p.array(a))
@@ -186,21 +189,19 @@ def axis(f: Callable[[Any, Any, int], Any]) -> Operation:
 
 
 def index_into(p: Pool, x: Any, i: Any, axis: int = 0) -> Any:
-    """`i` as an index into an axis; or one or two beyond."""
+    """Return `i` as an index into an axis; if not `in_range`, up to two beyond it."""
     size = x.shape[axis]
-    if (
-        size > np.iinfo(as_dtype(i.dtype).dtype).max
-    ):  # which a narrow integer cannot hold
+    if size > np.iinfo(as_dtype(i.dtype).dtype).max:  # a narrow dtype would overflow
         i = p.m.astype(i, p.m.int64)
     if p.in_range:
         return p.m.remainder(i, size)
-    if i.dtype.kind == "u":  # below 0 they are huge, of which NumPy makes -1 again
+    if i.dtype.kind == "u":  # unsigned indices below 0 wrap around
         i = p.m.astype(i, p.m.int64)
     return p.m.remainder(i, size + 4) - 2
 
 
 def view(m: Any, x: Any, kind: int) -> Any:
-    """A view of `x`, which has an axis."""
+    """Return a view of `x`, of rank 1 or more."""
     match kind % 7:
         case 0:
             return x[::-1]
@@ -226,7 +227,7 @@ def _some_view(p: Pool, a: int, b: int, *_: int) -> Any:
 def _where(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     x = p.pick(a)
     y = p.mate(b, x)
-    if d % 4 == 3:  # one of them as a whole
+    if d % 4 == 3:  # a scalar condition
         return p.settled(p.m.where(p.truth(c), x, y))
     test = p.like(c, lambda v: v.shape == x.shape)
     return p.settled(p.m.where(p.number(test) > 1 + p.threshold, x, y))
@@ -276,12 +277,12 @@ SIZES: Final[list[Callable[[Any, Any, int], Any]]] = [
     lambda n, m, d: math.floor(n**2 / (m + d)),
     lambda n, m, d: (n - m - d) % 5,
 ]
-"""Sizes of the lengths of two axes and a number, by way of integers that 64 bits do not
-hold, and of floats whose last bit decides what they are rounded to."""
+"""Sizes computed from the lengths of two axes and a number. Intermediate integers
+exceed 64 bits, and the last bit of intermediate floats decides how they are rounded."""
 
 
 def _size(p: Pool, x: Any, b: int, c: int, d: int) -> Any:
-    """A small size that is computed of lengths of axes, of which there are some."""
+    """Return a small size that is computed from lengths of axes."""
     y = p.array(b)
     n = x.shape[b % x.ndim]
     m = y.shape[c % y.ndim] if y.ndim else n
@@ -289,7 +290,7 @@ def _size(p: Pool, x: Any, b: int, c: int, d: int) -> Any:
 
 
 def _sized(p: Pool, a: int, b: int, c: int, d: int) -> Any:
-    """A value of a size that is computed, or a loop of so many steps."""
+    """Return a value of a computed size, or the result of a loop with as many steps."""
     x = p.array(a)
     if x.ndim == 0:
         return x
@@ -330,13 +331,13 @@ STRUCTURAL: Final[dict[str, Operation]] = {
     "sum_by": _sum_by,
     "sized": _sized,
 }
-"""Those that mean the same for all kinds of programs."""
+"""The operations that all kinds of programs share."""
 
 
 def write(p: Pool, a: int, b: int, c: int, d: int) -> Any:
-    """Write to a copy, or to what is ours already; by way of a view, or not.
+    """Write to a new copy, or to a value that is owned, possibly through a view.
 
-    For programs in our library alone.
+    Only hopflow supports it.
     """
     if not p.owned or d % 4 == 0:
         p.owned.append(p.pick(a).copy())
@@ -344,14 +345,14 @@ def write(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     y = p.owned[-1 - d // 4 % len(p.owned)]
     if y.ndim == 0 or 0 in y.shape:
         return y
-    # What is read before a write may well be computed after it.
+    # A compiler may delay this read, but not beyond the write.
     before = p.number(y[::-1] if a % 2 else y) + 1
     written = _written(p, y, b, c)
     return p.bounded(before - p.number(y)) if a % 3 else written
 
 
 def _written(p: Pool, y: Any, b: int, c: int) -> Any:
-    """What was written to: `y`, or a view of it."""
+    """Write to `y`, and return `y` or the view that was written."""
     match c % 7:
         case 0:
             i = index_into(p, y, p.integer(b))
@@ -381,12 +382,12 @@ def _written(p: Pool, y: Any, b: int, c: int) -> Any:
 
 
 def _trips(p: Pool, a: int, b: int) -> Any:
-    """How often a loop runs: a number, or a tensor."""
+    """Return the number of steps of a loop: an int or a tensor."""
     return p.m.remainder(p.integer(b), 4) if a % 2 else b % 4
 
 
 def _body(p: Pool, body: Sequence[Step], carry: Any, n: int = 0) -> Any:
-    """The carry's next value, after the steps of a body."""
+    """Run the steps of a body, and return the next carry."""
     run(p, body)
     leaves, spec = pytree.flatten(carry)
     fitted = [p.fitted(p.pick(n * (k + 1) + k), x) for k, x in enumerate(leaves)]
@@ -406,7 +407,7 @@ def _cond(p: Pool, ns: Sequence[int], *bodies: Sequence[Step]) -> Any:
 
 
 def _carry(p: Pool, ns: Sequence[int]) -> tuple[Any, ...]:
-    """Up to three values; and, at times, a leaf that is none, or trees."""
+    """Return a carry: up to three values, sometimes with None, or in nested trees."""
     first, *rest = (p.pick(n) for n in ns[: 1 + ns[0] % 3])
     if ns[3] == 10:
         return ({"a": first, "b": (None, *rest)},)
@@ -415,7 +416,7 @@ def _carry(p: Pool, ns: Sequence[int]) -> tuple[Any, ...]:
 
 def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def step(i: Any, *carry: Any) -> Any:
-        # A loop's index is a number, and promotes as one; here it is to be an array.
+        # The index of a loop is weak; steps need a strong array.
         child = p.child(p.m.astype(i, p.m.int64), own=carry)
         return _body(child, body, carry, ns[1] % 3)
 
@@ -473,18 +474,18 @@ def _map(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 
 
 def _subgraph(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-    """One function, called once or twice."""
+    """A subgraph that is called once or twice."""
 
-    def f(*given: Any) -> Any:
-        return _body(p.child(given), body, given)
+    def f(*args: Any) -> Any:
+        return _body(p.child(args), body, args)
 
     result = p.lib.call(f, *_carry(p, ns))
     return p.lib.call(f, *result) if ns[2] % 2 else result
 
 
 def _checkpoint(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-    def f(*given: Any) -> Any:
-        return _body(p.child(given, writes=False), body, given)
+    def f(*args: Any) -> Any:
+        return _body(p.child(args, writes=False), body, args)
 
     policy = ("nothing", "dots", "everything")[ns[1] % 3]
     return p.lib.checkpoint(f, policy=policy)(*_carry(p, ns))
@@ -492,8 +493,8 @@ def _checkpoint(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 
 def _custom(rule: str) -> Callable[..., Any]:
     def custom(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-        def f(*given: Any) -> Any:  # a rule must not read what is outside
-            return _body(type(p)(given, lib=p.lib), body, given)
+        def f(*args: Any) -> Any:  # a rule must not read values from outside
+            return _body(type(p)(args, lib=p.lib), body, args)
 
         return p.lib.custom(f, rule)(*pytree.flatten(_carry(p, ns))[0])
 
@@ -501,7 +502,7 @@ def _custom(rule: str) -> Callable[..., Any]:
 
 
 def _grow(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-    """A loop whose carry gets longer."""
+    """A loop whose carry grows."""
     x = p.array(ns[1])
     if x.ndim == 0:
         return x
@@ -519,7 +520,7 @@ def _grow(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 
 
 def _chosen(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-    """A loop over rows of which only the run knows how many there are."""
+    """A loop over rows whose number is known only at run time."""
     x = p.array(ns[1])
     if x.ndim == 0:
         return x
@@ -552,24 +553,24 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
 def _user(
     operator: UserOperator, p: Pool, ns: Sequence[int], *bodies: Sequence[Step]
 ) -> Any:
-    """An operator of the user's, with tensors of one type."""
+    """A user's operator on tensors of one type."""
 
     def function(body: Sequence[Step]) -> Callable[..., Any]:
-        def f(*given: Any) -> Any:
-            found = _body(p.child(given, writes=False), body, given, ns[0] % 3)
-            return found[0] if len(given) == 1 else found
+        def f(*args: Any) -> Any:
+            results = _body(p.child(args, writes=False), body, args, ns[0] % 3)
+            return results[0] if len(args) == 1 else results
 
         return f
 
     first = p.number(p.pick(ns[1]))
     count = len(operator.functions) - operator.bodies - 1
     others = [p.fitted(p.pick(ns[2] + k), first) for k in range(count)]
-    found = p.lib.user(operator, [function(b) for b in bodies], [first, *others])
-    return pytree.tree_map(p.bounded, found)
+    results = p.lib.user(operator, [function(b) for b in bodies], [first, *others])
+    return pytree.tree_map(p.bounded, results)
 
 
 def run(p: Pool, body: Sequence[Step]) -> None:
-    """Do the steps, which add to the pool."""
+    """Run steps, which add values to the pool."""
     for kind, ns, *inner in body:
         if isinstance(kind, UserOperator):
             for value in pytree.flatten(_user(kind, p, ns, *inner))[0]:

@@ -1,8 +1,7 @@
-"""Trees of numbers become programs: `record(pool, steps, arguments)`.
+"""Recording of trees of numbers as typed programs: `record(pool, steps, arguments)`.
 
-A pool works on values that know their type and write down what is done with them. What
-an operation gives is found by doing it, in NumPy: so the types of a program are right
-if those of NumPy are.
+A pool runs on references that record each operation as a statement. The type of a
+result comes from running the operation on samples in NumPy.
 """
 
 import inspect
@@ -41,21 +40,21 @@ def record(
     arguments: Sequence[Argument],
     most: int = 3,
 ) -> Program:
-    """The program that a pool makes of a tree, as a typed program.
+    """Return a tree of steps as a typed program.
 
     Args:
-        kind: What the steps mean.
+        kind: The kind of programs, which interprets the steps.
         steps: A tree of `testing.programs`.
-        arguments: Of the program.
-        most: How many of the newest values are results, beside what was written to.
+        arguments: The arguments of the program.
+        most: How many of the newest values are results, besides those written to.
     """
     recorder = Recorder()
-    given = [Ref(recorder, a.name, a.value) for a in arguments]
-    pool = kind(given, lib=recorder.library())
+    refs = [Ref(recorder, a.name, a.value) for a in arguments]
+    pool = kind(refs, lib=recorder.library())
     with np.errstate(all="ignore"):
         run(pool, steps)
-    wanted = [*(pool.pick(k) for k in range(most)), *pool.owned]
-    results = tuple({v.name: Name(v.name) for v in wanted}.values())
+    outputs = [*(pool.pick(k) for k in range(most)), *pool.owned]
+    results = tuple({v.name: Name(v.name) for v in outputs}.values())
     names = tuple(Name(a.name) for a in arguments)
     main = Body("program", names, tuple(recorder.statements), results)
     main = _without_unused(main)
@@ -65,14 +64,14 @@ def record(
 
 
 def _computed(operator: str) -> Function:
-    """A method of lengths that computes with a sample, and notes what it computes."""
+    """Return a method of lengths that computes a sample and records the expression."""
     compute = _COMPUTE[operator]
 
     def method(self: Any, *others: Any) -> Any:
         value = compute(_number(self), *map(_number, others))
-        made = Extent(value) if isinstance(value, int) else Ratio(value)
-        made.source = ComputedSize(operator, tuple(map(_names, (self, *others))))
-        return made
+        result = Extent(value) if isinstance(value, int) else Ratio(value)
+        result.source = ComputedSize(operator, tuple(map(_names, (self, *others))))
+        return result
 
     return method
 
@@ -94,7 +93,7 @@ _COMPUTE: dict[str, Function] = {
 
 
 class _Arithmetic:
-    """Lengths, and what is computed of them: `source` is how a program writes it."""
+    """A number computed from lengths; `source` is its expression in the program."""
 
     source: Size | ComputedSize
 
@@ -105,15 +104,15 @@ class _Arithmetic:
 
 
 class Extent(_Arithmetic, int):
-    """The length of an axis, or an integer that is computed of such."""
+    """The length of an axis, or an integer computed from lengths."""
 
 
 class Ratio(_Arithmetic, float):
-    """A float that is computed of lengths."""
+    """A float computed from lengths."""
 
 
 class Shape(tuple[int, ...]):
-    """A shape, which knows of what."""
+    """The shape of the value named `of`."""
 
     of: str
 
@@ -127,7 +126,7 @@ class Shape(tuple[int, ...]):
 
 
 class Ref:
-    """A value of a program that is being written; and a sample of it."""
+    """A reference to a value of the recorded program, with a sample of the value."""
 
     def __init__(self, recorder: "Recorder", name: str, sample: Any) -> None:
         self.recorder, self.name, self.sample = recorder, name, np.asarray(sample)
@@ -152,7 +151,7 @@ class Ref:
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, Ref) and index.dtype.kind == "b":
             return self.recorder.get("mask", self, index)
-        # With `...` a single element is a view too, in NumPy as in our library.
+        # With `...` even a single element is a view in NumPy, as in hopflow.
         index = index if isinstance(index, tuple) else (index,)
         return self.recorder.get(
             "get", self, index if ... in _plain(index) else (*index, ...)
@@ -197,16 +196,19 @@ for _method, _name in {"lt": "less", "gt": "greater", "eq": "equal"}.items():
 
 
 class Recorder:
-    """Writes down what is done with its values."""
+    """Records the operations on its references as statements."""
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
         self.plain = Plain()
         self.operators: dict[str, UserOperator] = {}
         self._count = 0
-        self._known: dict[Function, tuple[Name, Any]] = {}  # by the function called
+        self._functions: dict[
+            Function, tuple[Name, Any]
+        ] = {}  # recorded bodies, by function
 
     def library(self) -> Library:
+        """Return the library whose functions are recorded."""
         return Library(
             m=_Functions(self),
             cond=self.cond,
@@ -234,17 +236,17 @@ class Recorder:
     # Statements.
 
     def add(self, operation: str, *args: Any, **options: Any) -> None:
-        """A statement without a result."""
+        """Record a statement without a result."""
         self._write(None, operation, args, options)
 
     def call(self, operation: str, *args: Any, **options: Any) -> Any:
-        """A function of arrays, with one result."""
+        """Record a call of an array function."""
         run = getattr(self.plain, operation)
-        given = _samples((args, options))
+        samples = _samples((args, options))
         try:
-            sample = run(*given[0], **given[1])
+            sample = run(*samples[0], **samples[1])
         except IndexError:  # as in `_read`
-            sample = run(*_zeros(given[0]), **given[1])
+            sample = run(*_zeros(samples[0]), **samples[1])
         return self._result(sample, operation, args, options)
 
     def get(self, operation: str, x: Ref, index: Any) -> Any:
@@ -256,7 +258,7 @@ class Recorder:
     def _result(
         self, sample: Any, operation: str, args: Any, options: dict[str, Any]
     ) -> Any:
-        """The names of what a statement gives: one for each leaf of `sample`."""
+        """Record a statement, and return references for the leaves of its result."""
         tree = pytree.tree_map(self.named, sample)
         self._write(tree, operation, args, options)
         return tree
@@ -280,16 +282,16 @@ class Recorder:
         )
 
     def body(self, role: str, f: Function, *samples: Any) -> tuple[Body, Any]:
-        """`f` as a body of a program, and samples of what it returns."""
+        """Record `f` as a body, and return it with samples of its result."""
         self._count += 1
         name = f"{role}{self._count}"
-        given = [pytree.tree_map(self.named, self.plain.copied(s)) for s in samples]
-        outside, self.statements = self.statements, []
-        result = f(*given)
-        inside, self.statements = self.statements, outside
-        parameters = tuple(_names(g) for g in given)
+        refs = [pytree.tree_map(self.named, self.plain.copied(s)) for s in samples]
+        outer, self.statements = self.statements, []
+        result = f(*refs)
+        inner, self.statements = self.statements, outer
+        parameters = tuple(_names(g) for g in refs)
         return (
-            Body(name, parameters, tuple(inside), _names(result)),
+            Body(name, parameters, tuple(inner), _names(result)),
             _samples(result),
         )
 
@@ -299,11 +301,11 @@ class Recorder:
         self, operation: str, f: Function, operands: Any, **options: Any
     ) -> Any:
         function: Body | Name
-        if f in self._known:  # by its name, which Python knows from the first call
-            function, sample = self._known[f]
+        if f in self._functions:  # refer to the definition of the first call
+            function, sample = self._functions[f]
         else:
             function, sample = self.body("f", f, *_samples(operands))
-            self._known[f] = Name(function.name), sample
+            self._functions[f] = Name(function.name), sample
         return self._result(sample, operation, (function, *operands), options)
 
     def user(
@@ -312,16 +314,16 @@ class Recorder:
         functions: Sequence[Function],
         values: Sequence[Ref],
     ) -> Any:
-        """A call of an operator of the user's; None if it refuses such types."""
+        """Record a call of a user's operator; return None if it rejects the types."""
         try:
             outline = operator.outline(_samples(values))
         except HopflowError:
             return None
         self.operators[operator.name] = operator
-        pairs = zip(functions, outline.given, strict=True)
-        bodies = [self.body("f", f, *given)[0] for f, given in pairs]
-        given = tuple(operator.given(bodies, values))
-        return self._result(outline.results, operator.name, given, {})
+        pairs = zip(functions, outline.inputs, strict=True)
+        bodies = [self.body("f", f, *args)[0] for f, args in pairs]
+        args = tuple(operator.arguments(bodies, values))
+        return self._result(outline.results, operator.name, args, {})
 
     def cond(self, test: Ref, then: Function, other: Function) -> Any:
         (first, sample), (second, _) = (
@@ -331,9 +333,9 @@ class Recorder:
         return self._result(sample, "cond", (test, first, second), {})
 
     def switch(self, index: Ref, branches: Sequence[Function]) -> Any:
-        found = [self.body("branch", f) for f in branches]
-        names = [body for body, _ in found]
-        return self._result(found[0][1], "switch", (index, names), {})
+        recorded = [self.body("branch", f) for f in branches]
+        names = [body for body, _ in recorded]
+        return self._result(recorded[0][1], "switch", (index, names), {})
 
     def loop(self, test: Function, step: Function, carry: Any, **options: Any) -> Any:
         samples = _samples(carry)
@@ -383,7 +385,7 @@ class Recorder:
 
 
 class _Functions:
-    """The functions of arrays, and the dtypes, by their names."""
+    """The module of array functions, which are recorded, and of dtypes."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -399,7 +401,7 @@ def _samples(tree: Any) -> Any:
 
 
 def _read(sample: Any, index: Any) -> Any:
-    """`x[index]` of samples; an index that misses stops the program, and not us."""
+    """Return `x[index]` of samples; an index out of range is replaced by zero."""
     try:
         return sample[_samples(index)]
     except IndexError:
@@ -407,14 +409,14 @@ def _read(sample: Any, index: Any) -> Any:
 
 
 def _zeros(samples: Any) -> Any:
-    """Zeros for arrays."""
+    """Return samples with zeros for arrays."""
     return pytree.tree_map(
         lambda x: np.zeros_like(x) if isinstance(x, np.ndarray) else x, samples
     )
 
 
 def _one(stack: Any) -> Any:
-    """A slice of samples, of which there may be none."""
+    """Return a slice of stacked samples; zeros if they are empty."""
     count = pytree.flatten(stack)[0][0].shape[0]
     return row(stack, 0) if count else zero_row(stack)
 
@@ -425,7 +427,7 @@ def _stack_of(y: Any, stack: Any) -> Any:
 
 
 def _names(x: Any) -> Any:
-    """A part of a statement, of what the pool has."""
+    """Return a part of a statement, with names for references."""
     match x:
         case Ref():
             return Name(x.name)
@@ -450,11 +452,11 @@ def _type(x: np.ndarray[Any, Any]) -> str:
     return f"{as_dtype(x.dtype).short}[{', '.join(map(str, x.shape))}]"
 
 
-# --- what nobody reads ----------------------------------------------------------------
+# --- dead code elimination ------------------------------------------------------------
 
 
 def _without_unused(main: Body) -> Body:
-    """The program without the statements whose results lead nowhere."""
+    """Return the program without dead statements."""
     return _kept(main, _used(main.result))
 
 
@@ -483,24 +485,24 @@ def _writes(s: Statement) -> bool:
 
 
 def _used(tree: Any) -> set[str]:
-    """The names that a part of a statement speaks of."""
-    found = set()
+    """Return the names in a part of a statement."""
+    names = set()
     for x in pytree.flatten(tree)[0]:
         if isinstance(x, Name):
-            found.add(x.name)
+            names.add(x.name)
         elif isinstance(x, Size):
-            found.add(x.of)
+            names.add(x.of)
         elif isinstance(x, ComputedSize):
-            found |= _used(x.operands)
+            names |= _used(x.operands)
         elif isinstance(x, slice):
-            found |= _used([x.start, x.stop, x.step])
-    return found
+            names |= _used([x.start, x.stop, x.step])
+    return names
 
 
 def _reads(body: Body) -> set[str]:
-    found = _used(body.result)
+    names = _used(body.result)
     for s in body.statements:
-        found |= _used((s.args, dict(s.options)))
+        names |= _used((s.args, dict(s.options)))
         for inner in bodies(s):
-            found |= _reads(inner)
-    return found
+            names |= _reads(inner)
+    return names

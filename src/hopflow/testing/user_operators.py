@@ -1,7 +1,7 @@
-"""Operators of users among those that `programs` draws.
+"""Users' operators in programs that `programs` draws.
 
 An operator is called with tensors and with functions of tensors. Which of its
-parameters are functions is found by trying; what they are called with, by tracing.
+parameters are functions is found by trial, and the inputs of these by tracing.
 """
 
 import inspect
@@ -22,22 +22,22 @@ from hopflow.trace.source import name_of
 Function = Callable[..., Any]
 
 MOST: Final = 4
-"""Parameters that are tried."""
+"""The most parameters for which functions are tried."""
 
 _PREFIX: Final = "own_"
 
 SAMPLES: Final = ((3,), (), (2, 3), (3, 3))
-"""Shapes that an operator is tried with."""
+"""The shapes with which an operator is tried."""
 
 
 @dataclass(frozen=True)
 class UserOperator:
-    """An operator, or a function that calls one, as programs call it.
+    """An operator, or a function that calls one, and how programs call it.
 
-    name       by which it stands in a program's text: `own_repeat`
+    name       its name in the text of programs: `own_repeat`
     call       the operator
-    functions  for each parameter whether it is a function: of tensors, to as many of
-               the same types
+    functions  for each parameter, whether it is a function, from tensors to as many
+               tensors of the same types
     """
 
     name: str
@@ -49,39 +49,41 @@ class UserOperator:
 
     @property
     def plain_name(self) -> str:
-        """What its home calls it."""
+        """Its name in the module that defines it."""
         return self.name.removeprefix(_PREFIX)
 
     @property
     def bodies(self) -> int:
+        """The number of parameters that are functions."""
         return sum(self.functions)
 
-    def given(self, functions: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """The arguments of a call, in the order of its parameters."""
+    def arguments(self, functions: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Return the arguments of a call, in the order of the parameters."""
         bodies, rest = iter(functions), iter(values)
         return [next(bodies) if f else next(rest) for f in self.functions]
 
     def __call__(self, functions: Sequence[Any], values: Sequence[Any]) -> Any:
-        return self.call(*self.given(functions, values))
+        return self.call(*self.arguments(functions, values))
 
     def outline(self, samples: Sequence[Any]) -> "Outline":
-        """What a call with tensors of these types calls and returns.
+        """Trace a call with tensors of these types, and return samples of the inputs of
+        functions and of the results.
 
         Raises:
             HopflowError: the types do not fit the operator.
-            Exception: what the operator raises.
+            Exception: an error of the operator.
         """
-        found: list[list[Any] | None] = [None] * self.bodies
-        functions = [_noting(self.plain_name, found, k) for k in range(self.bodies)]
+        inputs: list[list[Any] | None] = [None] * self.bodies
+        functions = [_noting(self.plain_name, inputs, k) for k in range(self.bodies)]
         traced = trace(lambda *xs: self(functions, xs), *samples, captures=True)
         results = pytree.unflatten(
             traced.out_spec, map(_sample, traced.graph.out_types)
         )
-        return Outline([samples[:1] if g is None else g for g in found], results)
+        return Outline([samples[:1] if g is None else g for g in inputs], results)
 
     @property
     def home(self) -> str | None:
-        """The module from which a script can import it by its name."""
+        """The module from which a script can import it, or None."""
         modules = (getattr(self.call, "__module__", None), type(self.call).__module__)
         for module in modules:
             if module in (None, "__main__"):
@@ -93,23 +95,23 @@ class UserOperator:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a call of an operator does, by samples.
+    """Samples of a call of an operator.
 
-    given     for each function what it is called with
-    results   what the operator returns
+    inputs    for each function, the inputs that the operator calls it with
+    results   the results of the operator
     """
 
-    given: list[Any]
+    inputs: list[Any]
     results: Any
 
 
 def as_user_operator(call: Any) -> UserOperator:
-    """How programs call an operator of a user's.
+    """Return a user's operator as programs call it.
 
     Raises:
-        ArgumentTypeError: it cannot be called.
-        ArgumentValueError: it has no name that a program can have, or cannot be called
-            with tensors and functions of tensors.
+        ArgumentTypeError: it is not callable.
+        ArgumentValueError: its name is unusable, or it cannot be called with tensors
+            and functions of tensors.
     """
     if not callable(call):
         raise ArgumentTypeError(
@@ -124,12 +126,12 @@ def as_user_operator(call: Any) -> UserOperator:
             "its end."
         )
     failed: Exception | None = None
-    for functions in _ways(call):
+    for functions in _signatures(call):
         operator = UserOperator(_PREFIX + name, call, functions)
         for shape in SAMPLES:
             try:
                 operator.outline([np.full(shape, 0.5)] * functions.count(False))
-            except Exception as error:  # one of the user's, for what does not fit
+            except Exception as error:  # any error: such a call does not fit
                 failed = error
             else:
                 return operator
@@ -140,9 +142,9 @@ def as_user_operator(call: Any) -> UserOperator:
     ) from failed
 
 
-def _ways(call: Function) -> Iterator[tuple[bool, ...]]:
-    """For the parameters that have no default which are functions, as far as is known:
-    a few first."""
+def _signatures(call: Function) -> Iterator[tuple[bool, ...]]:
+    """Return the candidates for which required parameters are functions, those with few
+    functions first."""
     target = getattr(call, "debug", call)
     kinds = (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -150,12 +152,12 @@ def _ways(call: Function) -> Iterator[tuple[bool, ...]]:
     )
     parameters = inspect.signature(target).parameters.values()
     needed = [p for p in parameters if p.kind in kinds and p.default is p.empty]
-    ways = itertools.product((False, True), repeat=min(len(needed), MOST))
-    return iter(sorted((way for way in ways if not all(way)), key=sum))
+    choices = itertools.product((False, True), repeat=min(len(needed), MOST))
+    return iter(sorted((choice for choice in choices if not all(choice)), key=sum))
 
 
-def _noting(name: str, found: list[list[Any] | None], k: int) -> Function:
-    """A function that notes what it is called with, and returns it."""
+def _noting(name: str, inputs: list[list[Any] | None], k: int) -> Function:
+    """Return an identity function `k` that stores samples of its inputs in `inputs`."""
 
     def function(*args: Any) -> Any:
         leaves, spec = pytree.flatten(args)
@@ -165,14 +167,14 @@ def _noting(name: str, found: list[list[Any] | None], k: int) -> Function:
                 "tensor. Give a function instead that calls it with functions of "
                 "tensors."
             )
-        given = list(pytree.unflatten(spec, [_sample(x.type) for x in leaves]))
-        known = found[k]
-        if known is not None and _types(known) != _types(given):
+        samples = list(pytree.unflatten(spec, [_sample(x.type) for x in leaves]))
+        previous = inputs[k]
+        if previous is not None and _types(previous) != _types(samples):
             raise ArgumentValueError(
                 f"programs: the operator `{name}` calls one function with different "
                 "types, and programs have functions of one."
             )
-        found[k] = given
+        inputs[k] = samples
         return args[0] if len(args) == 1 else args
 
     return function
@@ -184,6 +186,6 @@ def _types(tree: Any) -> Any:
 
 
 def _sample(type_: Any) -> Any:
-    """A value of a type. Of a size that only a run knows, one."""
+    """Return ones of a type, with size 1 for symbolic sizes."""
     shape = [n if isinstance(n, int) else 1 for n in type_.shape]
     return np.ones(shape, type_.dtype.dtype)
