@@ -1,4 +1,4 @@
-"""What a test of array programs needs, ours or a user's: see docs/fuzzing.md."""
+"""Tools to test array programs, operators and backends: see docs/fuzzing.md."""
 
 from hopflow.testing.checks import Disagreement, Report, check
 from hopflow.testing.conformance import check_operator

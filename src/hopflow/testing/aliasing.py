@@ -1,9 +1,9 @@
-"""Steps of programs that share and reuse memory: copies, updates, exchanged carries.
+"""Steps of programs with aliases and buffer reuse: copies, updates, exchanged carries.
 
-A compiler that writes in place, or gives two values one buffer, must not change what is
-read later. These steps draw the programs in which it easily does: an array is copied
-(by way of a reshape, `positive` or `astype`), updated and read again; views are read
-after their base was written; and the carries of a loop are computed from each other.
+A compiler that writes in place, or assigns one buffer to two values, must not overwrite
+live values. These steps make such mistakes likely: an array is copied (also through a
+reshape, `positive` or `astype`), updated and read again; views are read after their
+base was written; and the carries of a loop are computed from each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ ALIASING_SHAPES: Final = (
     *((5,), (8,), (17,), (23,), (40,), (6, 5), (5, 6), (3, 12), (2, 3, 4), (7, 1, 5)),
     *((3,), (1,), (0,), ()),
 )
-"""Shapes of arguments: arrays of more than four elements, which are in memory, mostly.
-Some have one shape, and many elements in common with others."""
+"""Shapes of arguments. Most have more than four elements, so that they are in memory;
+some are repeated, so that arguments have equal types."""
 
 
 # --- copies ---------------------------------------------------------------------------
@@ -43,8 +43,8 @@ COPIES: Final[list[Callable[[Any, Any], Any]]] = [
     lambda m, x: m.copy(x[...]),
     lambda m, x: m.copy(m.copy(x)),
 ]
-"""Ways to copy an array with an axis: by the operation, and through operations that
-move no element or move each of them back."""
+"""Ways to copy an array of rank 1 or more: by `copy`, and through operations that move
+no element, or that undo each other."""
 
 IDENTITIES: Final[list[Callable[[Any, Any], Any]]] = [
     lambda _, x: x,
@@ -55,7 +55,7 @@ IDENTITIES: Final[list[Callable[[Any, Any], Any]]] = [
     lambda _, x: x[None][0],
     *COPIES,
 ]
-"""Ways to spell an array once more."""
+"""Expressions that are equal to an array."""
 
 
 def _positive(m: Any, x: Any) -> Any:
@@ -63,7 +63,7 @@ def _positive(m: Any, x: Any) -> Any:
 
 
 def _same(p: Pool, a: int, b: int, *_: int) -> Any:
-    """A value that is there already, as one more; so that results may be equal."""
+    """An expression that equals an existing value, so that results may be equal."""
     x = p.array(a)
     return IDENTITIES[b % len(IDENTITIES)](p.m, x) if x.ndim else x
 
@@ -72,35 +72,35 @@ def _same(p: Pool, a: int, b: int, *_: int) -> Any:
 
 
 def _mixed(p: Pool, x: Any, *others: Any) -> Any:
-    """A value of the type of `x` that is computed from all of these."""
-    found = x
+    """Return a value of the type of `x` that depends on all operands."""
+    total = x
     for y in others:
-        found = p.bounded(p.number(found) + p.number(p.fitted(y, x)))
-    return p.fitted(found, x)
+        total = p.bounded(p.number(total) + p.number(p.fitted(y, x)))
+    return p.fitted(total, x)
 
 
-def _updated(p: Pool, x: Any, i: Any, value: Any, way: int) -> Any:
-    """A copy of `x`, which has an axis, with one row replaced. `x` stays as it is."""
+def _updated(p: Pool, x: Any, i: Any, value: Any, k: int) -> Any:
+    """Return a copy of `x` with one row replaced."""
     if not p.mutation:
         part = p.fitted(value, x[:1])
         return p.lib.update(x, part, [i] + [0] * (x.ndim - 1))
-    copy = COPIES[way % len(COPIES)](p.m, x)
+    copy = COPIES[k % len(COPIES)](p.m, x)
     copy[index_into(p, x, i)] = p.fitted(value, x[0])
     return copy
 
 
 def _copied(p: Pool, a: int, b: int, c: int, d: int) -> Any:
-    """An array, copied, with one row replaced; the array is read before or after."""
+    """Copy an array and replace one row; the array is read before or after that."""
     x = p.array(a)
     if x.ndim == 0:
         return x
     i, j = p.integer(b), index_into(p, x, p.integer(c))
     before = p.number(x[j]) if d % 2 else None
-    found = _updated(p, x, i, p.pick(c), b)
-    p.add(found)
-    if d % 3 == 0:  # the copy alone is used
-        return found
-    after = p.number(x[j]) if d % 3 == 1 else p.number(found[j])
+    updated = _updated(p, x, i, p.pick(c), b)
+    p.add(updated)
+    if d % 3 == 0:  # only the copy is used
+        return updated
+    after = p.number(x[j]) if d % 3 == 1 else p.number(updated[j])
     return p.bounded(after if before is None else before - after)
 
 
@@ -114,37 +114,37 @@ VIEWS: Final[list[Callable[[Any, Any], Any]]] = [
     lambda m, x: _flat(m, x)[::2],
     lambda m, x: _flat(m, x)[1:][::-1],
 ]
-"""Views, and views of views, of an array with an axis."""
+"""Views, and views of views, of an array of rank 1 or more."""
 
 
 def _viewed(p: Pool, a: int, b: int, c: int, d: int) -> Any:
-    """A view that is read after its base was written, or updated."""
+    """Read a view after its base was written, or updated."""
     x = p.array(a)
     if x.ndim == 0:
         return x
     if not p.mutation:
-        seen = VIEWS[b % len(VIEWS)](p.m, x)
+        part = VIEWS[b % len(VIEWS)](p.m, x)
         p.add(_updated(p, x, p.integer(c), p.pick(d), b))
-        return p.bounded(p.number(seen) + 1)
+        return p.bounded(p.number(part) + 1)
     owned = [y for y in p.owned if y.ndim and 0 not in y.shape]
     if not owned or d % 2:
         owned = [p.m.copy(x)]
         p.owned += owned
         p.add(owned[-1])
     base = owned[-1 - a % len(owned)]
-    seen = VIEWS[b % len(VIEWS)](p.m, base)
+    part = VIEWS[b % len(VIEWS)](p.m, base)
     if d % 3 == 0:
         base[1:] = base[:-1]
     else:
         base[index_into(p, base, p.integer(c))] = p.fitted(p.pick(d), base[0])
-    return p.bounded(p.number(seen) + 1)
+    return p.bounded(p.number(part) + 1)
 
 
 # --- pieces ---------------------------------------------------------------------------
 
 
 def _joined(p: Pool, x: Any, y: Any, b: int, c: int) -> Any:
-    """An array that is made of pieces of `x` and `y`, which are of one type."""
+    """Return an array of pieces of `x` and `y`, which have equal types."""
     m, k = p.m, 1 + b % x.shape[0]
     match c % 6:
         case 0:
@@ -175,16 +175,16 @@ ALIASING_OPERATIONS: Final[dict[str, Operation]] = {
     "viewed": _viewed,
     "pieces": _pieces,
 }
-"""What a step may do to arrays; with writes where the program may write."""
+"""Operations of steps, which write in place if the program may write."""
 
 
 # --- loops whose carries are exchanged ------------------------------------------------
 
 
 class Exchange(NamedTuple):
-    """How the next carries of a loop come from those of this step.
+    """How the next carries of a loop are computed from the current ones.
 
-    carries     how many carries there are
+    carries     the number of carries
     next        (pool, value of the body, integer, *carries) -> the next carries
     """
 
@@ -213,36 +213,36 @@ def _moved_in_one_branch(p: Pool, v: Any, _: Any, a: Any, b: Any) -> tuple[Any, 
 
 
 def _read_around(p: Pool, v: Any, i: Any, a: Any, b: Any) -> tuple[Any, ...]:
-    """Rows of a carry are read before and after the carry is updated."""
+    """Read rows of a carry before and after it is updated."""
     at = index_into(p, a, i)
     before = a[at]
-    found = _updated(p, a, i, v, 2)
-    return found, _mixed(p, b, p.bounded(p.number(before) - p.number(found[at])))
+    updated = _updated(p, a, i, v, 2)
+    return updated, _mixed(p, b, p.bounded(p.number(before) - p.number(updated[at])))
 
 
 def _written(p: Pool, v: Any, i: Any, a: Any, b: Any) -> tuple[Any, ...]:
-    """A carry is written in place, where programs write, and a view of it is read."""
+    """Write a carry in place, if programs may write, and read a view of it."""
     if not p.mutation:
         return _updated(p, a, i, v, 0), _mixed(p, b, a)
-    seen = p.m.flip(a, axis=0)
+    part = p.m.flip(a, axis=0)
     a[index_into(p, a, i)] = p.fitted(v, a[0])
-    return a, _mixed(p, b, seen)
+    return a, _mixed(p, b, part)
 
 
 def _shared(p: Pool, v: Any, _: Any, a: Any, b: Any) -> tuple[Any, ...]:
-    found = _mixed(p, a, b, v)
-    return found, found
+    mixed = _mixed(p, a, b, v)
+    return mixed, mixed
 
 
 def _wave(p: Pool, v: Any, _: Any, a: Any, b: Any) -> tuple[Any, ...]:
-    """A step of a wave equation: the new state, from both of the old ones."""
+    """A step of a wave equation: the new state, from the last two."""
     return _mixed(p, p.m.roll(a, 1, axis=0), b, v), a
 
 
 def _reread(p: Pool, v: Any, i: Any, a: Any, b: Any) -> tuple[Any, ...]:
-    """A view of a view of a carry is read where the next step has another carry."""
-    seen = p.m.flip(_reversed_axes(p.m, a[::-1]), axis=0)
-    return _updated(p, b, i, v, 3), _mixed(p, a, _reversed_axes(p.m, seen))
+    """Read a view of a view of a carry that the next step replaces."""
+    part = p.m.flip(_reversed_axes(p.m, a[::-1]), axis=0)
+    return _updated(p, b, i, v, 3), _mixed(p, a, _reversed_axes(p.m, part))
 
 
 EXCHANGES: Final = [
@@ -270,25 +270,25 @@ EXCHANGES: Final = [
 
 
 def _exchange(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-    """A loop, of one of three kinds, whose carries exchange their values."""
+    """A `fori_loop`, `while_loop` or `scan` whose carries exchange their values."""
     first = p.array(ns[0])
     if first.ndim == 0:
         return first
-    # All numbers take part: those of one program are often alike.
-    way = EXCHANGES[(11 * ns[0] + 7 * ns[1] + 5 * ns[2] + ns[3]) % len(EXCHANGES)]
-    given = [first]
-    for k in range(1, way.carries):
-        given.append(p.like(ns[1] + k, lambda v: _one_type(v, first)))
+    # All numbers are used, as Hypothesis often draws equal ones.
+    exchange = EXCHANGES[(11 * ns[0] + 7 * ns[1] + 5 * ns[2] + ns[3]) % len(EXCHANGES)]
+    initial = [first]
+    for k in range(1, exchange.carries):
+        initial.append(p.like(ns[1] + k, lambda v: _one_type(v, first)))
 
     def following(child: Pool, *carry: Any) -> tuple[Any, ...]:
         run(child, body)
         value = child.fitted(child.pick(ns[1]), carry[0])
-        return way.next(child, value, child.integer(0), *carry)
+        return exchange.next(child, value, child.integer(0), *carry)
 
     kind = (_exchange_in_fori, _exchange_in_while, _exchange_in_scan)[ns[3] % 3]
-    found = kind(p, ns, tuple(given), following)
-    # What went in is read later, as a result of the program at times.
-    return (found, first) if ns[2] % 3 == 0 else found
+    final = kind(p, ns, tuple(initial), following)
+    # The initial value may be read later, as a result of the program.
+    return (final, first) if ns[2] % 3 == 0 else final
 
 
 def _one_type(x: Any, y: Any) -> bool:
@@ -300,7 +300,7 @@ Following = Callable[..., tuple[Any, ...]]
 
 
 def _steps(p: Pool, ns: Sequence[int]) -> Any:
-    """How often a loop runs: a number, or a tensor; up to as often as JAX allows."""
+    """Return the number of steps of a loop, an int or a tensor, within JAX's limit."""
     return p.m.remainder(p.integer(ns[1]), 6) if ns[0] % 3 == 0 else ns[0] % 5 + 1
 
 
@@ -327,7 +327,7 @@ def _exchange_in_while(
 def _exchange_in_scan(
     p: Pool, ns: Sequence[int], carry: tuple[Any, ...], following: Following
 ) -> Any:
-    """The rows of what it stacks are read back."""
+    """A scan whose stacked rows are read back."""
     xs = p.stack(ns[1])
     if xs.ndim == 0:
         return carry
@@ -338,19 +338,18 @@ def _exchange_in_scan(
         after = following(child, *carry)
         return after, after[0] if ns[0] % 2 else carry[-1]
 
-    found, rows = p.lib.scan(step, carry, xs, reverse=bool(ns[2] % 2))
+    final, rows = p.lib.scan(step, carry, xs, reverse=bool(ns[2] % 2))
     if 0 in rows.shape:
-        return found
+        return final
     row = rows[index_into(p, rows, p.integer(ns[0]))]
-    return *found, p.fitted(p.bounded(p.number(rows[0]) - p.number(row)), row)
+    return *final, p.fitted(p.bounded(p.number(rows[0]) - p.number(row)), row)
 
 
 # --- branches of which one changes nothing --------------------------------------------
 
 
 def _either(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
-    """Two arrays, or what a branch makes of them: one is updated, or they change
-    places."""
+    """Two arrays, which one branch updates or swaps, and the other leaves unchanged."""
     x = p.array(ns[1])
     if x.ndim == 0:
         return x
@@ -380,4 +379,4 @@ ALIASING_OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "exchange": _exchange,
     "either": _either,
 }
-"""Steps with a body."""
+"""Operators of steps, with a body."""

@@ -1,12 +1,11 @@
-"""The kinds of programs: what their values are, and what is calculated with them.
+"""The kinds of programs: their values and operations.
 
-Exact     of small whole numbers, for comparing bits: each order of a sum gives the same
+Exact     small whole numbers, to compare bits: sums are exact in any order
 Large     the same, with up to a million elements in a value
-Special   of NaN, infinities, signed zeros, denormals and the ends of integers; what
-          sums floats is left out, so that bits are compared here too
-Smooth    of smooth functions, for derivatives: central differences exist, and values
-          stay in a bounded range; its conditions compare with an odd number, which no
-          value is by chance
+Special   NaN, infinities, signed zeros, denormals and the extremes of integers, to
+          compare bits; without sums of floats
+Smooth    smooth functions in a bounded range, for derivatives; conditions compare with
+          a number that no value equals by chance
 """
 
 import math
@@ -51,9 +50,9 @@ def binary(f: Callable[[Any, Any, Any], Any]) -> Operation:
 
 
 class Exact(Pool):
-    """Values that are small whole numbers.
+    """Programs on small whole numbers.
 
-    bounds      how large floats are at most: sums of them have all their digits
+    bounds      dtype -> the largest absolute value, so that sums are exact
     """
 
     exact = True
@@ -64,8 +63,8 @@ class Exact(Pool):
         "float16": 15.0,
         "bfloat16": 2.0,
     }
-    # Of uint64 and signed integers JAX makes floats of the default width, which is not
-    # ours: it is drawn in `Special`.
+    # JAX promotes uint64 and signed integers to its default float, which is not that of
+    # hopflow; `Special` draws uint64.
     dtypes = (*(d for d in DTYPES if d != "uint64"), "int16")
 
     def bounded(self, x: Any) -> Any:
@@ -80,7 +79,7 @@ class Exact(Pool):
         return self.m.astype(x, self.m.int32) if x.dtype.kind == "b" else x
 
     def terms(self, x: Any, y: Any) -> int:
-        """So many that sums have all their digits, in the wider of both dtypes."""
+        """Return how many terms are summed exactly, in the wider of both dtypes."""
         if x.dtype.kind != "f":
             return self.largest
         digits = max(ml_dtypes.finfo(as_dtype(v.dtype).dtype).nmant + 1 for v in (x, y))
@@ -89,7 +88,7 @@ class Exact(Pool):
 
     @classmethod
     def argument(cls, dtype: DType, shape: tuple[int, ...], seed: int) -> Any:
-        """Numbers that differ, of a size that sums keep exact."""
+        """Return different numbers, small enough for exact sums."""
         spread = 5 if dtype.bits > 16 or dtype.kind != "f" else 2
         values = (np.arange(math.prod(shape)) * 3 + seed) % (2 * spread + 1) - spread
         values = np.abs(values) if dtype.kind == "u" else values
@@ -97,7 +96,7 @@ class Exact(Pool):
 
 
 class Large(Exact):
-    """Values of sizes at which threads, tiles and BLAS begin."""
+    """Programs with values large enough for threads, tiles and BLAS."""
 
     largest = 1_000_000
     bounds: Mapping[str, float] = {"float64": 8.0, "float32": 8.0}
@@ -109,7 +108,7 @@ class Large(Exact):
     )
 
     def stack(self, k: int) -> Any:
-        """A value with few rows, as there is a step for each."""
+        """Return a value with few rows, each of which is a step of a loop."""
         return self.like(k, lambda v: v.ndim > 0 and v.shape[0] <= 64)
 
 
@@ -168,7 +167,11 @@ Exact.operations = STRUCTURAL | PRODUCTS | ORDERS | _EXACT | ALIASING_OPERATIONS
 Large.operations = {
     name: operation
     for name, operation in Exact.operations.items()
-    if name not in ("convert", "sized")  # to small floats; by powers of lengths
+    if name
+    not in (
+        "convert",
+        "sized",
+    )  # small floats overflow; powers of lengths are too large
 }
 
 
@@ -176,7 +179,7 @@ Large.operations = {
 
 
 class Special(Pool):
-    """Values at which arithmetic is not that of the numbers between."""
+    """Programs on special values: NaN, infinities, denormals, extremes of integers."""
 
     exact = True
     operators = OPERATORS | ALIASING_OPERATORS
@@ -195,21 +198,21 @@ class Special(Pool):
     @classmethod
     def argument(cls, dtype: DType, shape: tuple[int, ...], seed: int) -> Any:
         if dtype.kind == "b":
-            found = np.array([True, False, False])
+            values = np.array([True, False, False])
         elif dtype.kind == "f":
-            found = _special_floats(dtype)
+            values = _special_floats(dtype)
         else:
             ends = np.iinfo(dtype.dtype)
             numbers = [ends.min, 1, ends.max, 0, 2, ends.max - 1, 7, ends.min + 1]
-            found = np.array(numbers if ends.min == 0 else [-1, *numbers, -3])
+            values = np.array(numbers if ends.min == 0 else [-1, *numbers, -3])
         with np.errstate(all="ignore"):
-            found = found.astype(dtype.dtype)
-        return np.resize(np.roll(found, -3 * seed), shape)
+            values = values.astype(dtype.dtype)
+        return np.resize(np.roll(values, -3 * seed), shape)
 
 
 def _special_floats(dtype: DType) -> Any:
-    of = ml_dtypes.finfo(dtype.dtype)
-    ends = (of.smallest_subnormal, of.tiny, of.max, of.eps)
+    info = ml_dtypes.finfo(dtype.dtype)
+    ends = (info.smallest_subnormal, info.tiny, info.max, info.eps)
     least, normal, most, eps = map(float, ends)
     payload = np.array(0x7FF8_DEAD_BEEF_0001).view(np.float64)
     return np.array(
@@ -221,12 +224,12 @@ def _special_floats(dtype: DType) -> Any:
 
 
 def _unsigned_zero(x: Any) -> Any:
-    """`x` with 0 for -0, where the standard leaves open which one it is."""
+    """Return `x` with 0 for -0, where the standard does not define the sign."""
     return x + 0 if x.dtype.kind == "f" else x
 
 
 def _of_integers(f: Callable[[Any, Any, int], Any]) -> Operation:
-    """What sums: integers, whose order is no matter."""
+    """Return an operation on integers, whose sums do not depend on the order."""
     return axis(lambda m, x, axis: f(m, m.astype(x, m.int64), axis))
 
 
@@ -245,7 +248,7 @@ def _special_divide(p: Pool, a: int, b: int, c: int, d: int) -> Any:
 
 
 def _unsigned(operation: Operation) -> Operation:
-    """An operation that leaves the signs of its zeros open."""
+    """Return an operation without the signs of its zeros."""
     return lambda p, *numbers: _unsigned_zero(operation(p, *numbers))
 
 
@@ -271,7 +274,7 @@ _OF_SPECIAL: Final[dict[str, Operation]] = {
 Special.operations = {
     name: operation
     for name, operation in (Exact.operations | _OF_SPECIAL).items()
-    if name not in (*PRODUCTS, "sum_by")  # which sum
+    if name not in (*PRODUCTS, "sum_by")  # they sum floats
 }
 
 
@@ -279,7 +282,7 @@ Special.operations = {
 
 
 class Smooth(Pool):
-    """Values in a bounded range."""
+    """Programs of smooth functions with values in a bounded range."""
 
     operators = OPERATORS | ALIASING_OPERATORS
     dtypes = ("float64", "float64", "float32", "int64", "bool")
@@ -311,7 +314,7 @@ def _whole(p: Pool, a: int, *_: int) -> Any:
 
 
 def _prefix(p: Pool, a: int, b: int, c: int, _: int) -> Any:
-    """A scan of something associative, which may take in a value of outside."""
+    """An associative scan, whose function may capture a value from outside."""
     x = p.number(p.stack(a))
     w = p.m.astype(p.bounded(p.m.sum(p.number(p.pick(b)))), x.dtype)
     if x.ndim == 0:
@@ -321,10 +324,10 @@ def _prefix(p: Pool, a: int, b: int, c: int, _: int) -> Any:
         lambda u, v: {"s": (u["s"] + v["s"]) / (1 + u["s"] * v["s"])},
         lambda u, v: {"r": u["r"] * v["r"], "s": v["r"] * u["s"] + v["s"]},
     )[c % 3]
-    given = {"s": p.m.tanh(x)}
+    elements = {"s": p.m.tanh(x)}
     if c % 3 == 2:
-        given["r"] = p.m.cos(x + w)
-    return p.bounded(p.lib.prefix(combine, given, reverse=bool(b % 2))["s"])
+        elements["r"] = p.m.cos(x + w)
+    return p.bounded(p.lib.prefix(combine, elements, reverse=bool(b % 2))["s"])
 
 
 def _noisy(p: Pool, a: int, b: int, *_: int) -> Any:
@@ -333,7 +336,7 @@ def _noisy(p: Pool, a: int, b: int, *_: int) -> Any:
 
 
 def _guarded(p: Pool, a: int, *_: int) -> Any:
-    """A branch that has no finite derivative where it is not taken."""
+    """A branch whose derivative is not finite where the branch is not taken."""
     s = p.m.sum(p.number(p.pick(a)))
     return p.lib.cond(s * s > 0.04, lambda: 0.1 / s, lambda: s)
 

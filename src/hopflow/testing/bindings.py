@@ -1,7 +1,7 @@
-"""A scheduled program whose loops are bound as no backend of ours binds them yet.
+"""Bindings of loops in scheduled programs that no backend uses yet.
 
-Gangs and the axes of a GPU have a meaning, which the Loop IR's interpreter runs: so
-programs can say whether loops that the scheduler calls independent are so.
+The interpreter of the Loop IR runs gangs and GPU axes, so that programs can test that
+the loops which the scheduler marks as independent are independent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,21 +15,21 @@ from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import bodies
 
 OUTERMOST: Final = (Binding("gang", 4), Binding("grid"), Binding("block"))
-"""They take turns."""
+"""The bindings of outermost loops, used in turn."""
 
-WITHIN: Final[Mapping[str, Binding]] = {
+INNER: Final[Mapping[str, Binding]] = {
     "grid": Binding("block"),
     "block": Binding("thread"),
 }
-"""By what is around."""
+"""Kind of the binding around -> the binding of an inner loop."""
 
 
 def rebound(program: Program) -> list[Binding]:
     """Bind the independent loops of a program to gangs and GPU axes, in place.
 
     Returns:
-        The bindings that loops have now. A loop keeps its own if it sums, or if its
-        iterations write to the same memory one after the other.
+        The new bindings. A loop keeps its binding if it reduces, or if its iterations
+        write to the same memory.
     """
     return list(_rebound(program, program.body, "serial", count()))
 
@@ -40,24 +40,24 @@ def _rebound(
     for s in body:
         kind = around
         if isinstance(s, For) and s.independent and writes_rows(s):
-            wanted = (
+            binding = (
                 OUTERMOST[next(turns) % len(OUTERMOST)]
                 if around == "serial"
-                else WITHIN.get(around)
+                else INNER.get(around)
             )
-            if wanted and _may_be(program, s, wanted):
-                yield wanted
-                kind = wanted.kind
+            if binding and _try_bind(program, s, binding):
+                yield binding
+                kind = binding.kind
         for inner in bodies(s):
             yield from _rebound(program, inner, kind, turns)
 
 
-def _may_be(program: Program, loop: For, wanted: Binding) -> bool:
-    """Bind a loop, if the rules of the Loop IR allow it."""
-    before, loop.binding = loop.binding, wanted
+def _try_bind(program: Program, loop: For, binding: Binding) -> bool:
+    """Bind a loop if the verifier allows it; return whether it does."""
+    previous, loop.binding = loop.binding, binding
     try:
         verify(program)
     except LoopIRError:
-        loop.binding = before
+        loop.binding = previous
         return False
     return True

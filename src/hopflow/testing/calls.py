@@ -1,4 +1,4 @@
-"""A record of what programs call, for tests that ask how often and in which order."""
+"""A record of calls by programs, for tests of their number and order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from hopflow.trace.callbacks import callback
 
 
 class Calls:
-    """Values noted where a program runs, in order."""
+    """Values noted by a running program, in order."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -18,7 +18,7 @@ class Calls:
         return callback(self._note, None, *args)
 
     def through(self, x: Any) -> Any:
-        """`x`, noted on its way through Python."""
+        """Return `x` through a Python callback that notes it."""
         return callback(lambda a: (self._note(a), a)[1], x, x)
 
     def _note(self, *args: Any) -> Any:
@@ -26,7 +26,7 @@ class Calls:
         self.seen.append(values[0] if len(values) == 1 else tuple(values))
 
     def of(self, f: Callable[..., Any], *args: Any) -> list[Any]:
-        """What a call of `f` notes."""
+        """Return the values that a call of `f` notes."""
         self.seen.clear()
         f(*args)
         return list(self.seen)

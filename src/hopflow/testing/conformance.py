@@ -1,4 +1,4 @@
-"""`check_operator`: whether all rules of an operator agree with its debug meaning."""
+"""`check_operator`: compare all rules of an operator with `debug`, its reference."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,10 @@ OK: Final = "ok"
 class _Case:
     """A call of an operator, as a function of the tensors among its arguments.
 
-    floats   the positions of the leaves that have derivatives
+    leaves, spec   the arguments, flattened
+    data           the positions of the leaves that are tensors
+    floats         the positions of the leaves that have derivatives
+    rtol           the tolerance of results
     """
 
     op: Callable[..., Any]
@@ -66,41 +69,43 @@ class _Case:
         return cls(op, tuple(leaves), spec, data, floats, rtol)
 
     def fresh(self) -> list[Any]:
-        """The tensors of a call of their own: an operator may write to them."""
+        """Return copies of the tensors, which an operator may write."""
         return [self.leaves[i].copy() for i in self.data]
 
     def __call__(self, *tensors: Any) -> Any:
-        """What the operator returns."""
+        """Call the operator with these tensors."""
         args, kwargs = self.arguments(tensors)
         return self.op(*args, **kwargs)
 
     def arguments(self, tensors: Sequence[Any]) -> Any:
-        """(args, kwargs) with these tensors."""
+        """Return (args, kwargs) with these tensors."""
         leaves = list(self.leaves)
         for i, tensor in zip(self.data, tensors, strict=True):
             leaves[i] = tensor
         return pytree.unflatten(self.spec, leaves)
 
-    def run(self, how: Callable[..., Any]) -> Any:
-        """What a way to run it gives, and what the arguments hold after it."""
+    def run(self, execute: Callable[..., Any]) -> Any:
+        """Run the call by an execution, and return its results and the tensors after
+        it."""
         tensors = self.fresh()
-        return how(self, *tensors), tensors
+        return execute(self, *tensors), tensors
 
     def smooth(self, *floats: Any) -> list[Any]:
-        """The floating results, of floating arguments."""
+        """Return the floating results, as a function of the floating arguments."""
         tensors = self.fresh()
         places = [self.data.index(i) for i in self.floats]
         for place, x in zip(places, floats, strict=True):
             tensors[place] = x * 1
-        found = [as_value(as_operand("result", 0, x)) for x in _flat(self(*tensors))]
-        return [x for x in found if x.dtype.is_float]
+        results = [as_value(as_operand("result", 0, x)) for x in _flat(self(*tensors))]
+        return [x for x in results if x.dtype.is_float]
 
     @property
     def point(self) -> list[Any]:
+        """Copies of the floating arguments."""
         return [self.leaves[i].copy() for i in self.floats]
 
     def directions(self, like: Sequence[Any], seed: int) -> list[Any]:
-        """Tensors like others, of numbers that mean nothing."""
+        """Return random tensors of the types of others."""
         draw = np.random.default_rng(seed)
         return [
             as_value(as_operand("check", 0, draw.uniform(-1, 1, x.shape))).astype(
@@ -117,9 +122,11 @@ def _flat(tree: Any) -> list[Any]:
 # --- the checks -----------------------------------------------------------------------
 
 
-def _runs(how: Callable[..., Any]) -> Callable[[_Case], None]:
+def _runs(execute: Callable[..., Any]) -> Callable[[_Case], None]:
+    """Return the check of an execution."""
+
     def check(case: _Case) -> None:
-        agree(case.run(how), case.run(run_debug), rtol=case.rtol)
+        agree(case.run(execute), case.run(run_debug), rtol=case.rtol)
 
     return check
 
@@ -129,16 +136,16 @@ def _debug(case: _Case) -> None:
 
 
 def _fake(case: _Case) -> None:
-    found = trace(case, *case.fresh(), mode="fake", captures=True).graph
+    graph = trace(case, *case.fresh(), mode="fake", captures=True).graph
     results = list(map(np.asarray, _flat(case.run(run_debug)[0])))
-    types = [o.type for o in found.outputs][: len(results)]
-    wanted = [(r.dtype, r.shape) for r in results]
-    got = [(t.dtype.dtype, t.shape) for t in types]
-    assert got == wanted, f"the types are {got}, and the results {wanted}"
+    types = [o.type for o in graph.outputs][: len(results)]
+    expected = [(r.dtype, r.shape) for r in results]
+    inferred = [(t.dtype.dtype, t.shape) for t in types]
+    assert inferred == expected, f"the types are {inferred}, and the results {expected}"
 
 
 def _slope(case: _Case, tangents: Sequence[Any]) -> list[Any]:
-    """The central difference of the debug meaning in one direction."""
+    """Return the central difference of `debug` in one direction."""
     return _difference(lambda *xs: run_debug(case.smooth, *xs), case.point, tangents)
 
 
@@ -147,12 +154,12 @@ def _difference(
 ) -> list[Any]:
     size = 1e-6 if all(x.dtype.itemsize == 8 for x in point) else 1e-3
 
-    def at(sign: int) -> list[Any]:
+    def shifted(sign: int) -> list[Any]:
         pairs = zip(point, tangents, strict=True)
         moved = [x + (sign * size) * t for x, t in pairs]
         return [np.asarray(y, dtype=np.float64) for y in f(*moved)]
 
-    pairs = zip(at(1), at(-1), strict=True)
+    pairs = zip(shifted(1), shifted(-1), strict=True)
     return [(above - below) / (2 * size) for above, below in pairs]
 
 
@@ -163,8 +170,8 @@ def _tolerance(case: _Case) -> float:
 
 def _jvp(case: _Case) -> None:
     tangents = case.directions(case.point, 1)
-    _, found = jvp(case.smooth, tuple(case.point), tuple(tangents))
-    agree(found, _slope(case, tangents), rtol=_tolerance(case))
+    _, out_tangents = jvp(case.smooth, tuple(case.point), tuple(tangents))
+    agree(out_tangents, _slope(case, tangents), rtol=_tolerance(case))
 
 
 def _dot(xs: Sequence[Any], ys: Sequence[Any]) -> float:
@@ -177,11 +184,14 @@ def _vjp(case: _Case) -> None:
     expected = run_debug(case.smooth, *case.point)
     agree(results, expected, rtol=case.rtol)
     cotangents = case.directions(results, 2)
-    found = pull(cotangents)
+    gradients = pull(cotangents)
     for seed in (3, 4):
         tangents = case.directions(case.point, seed)
-        there, back = _dot(cotangents, _slope(case, tangents)), _dot(found, tangents)
-        agree(back, there, rtol=_tolerance(case))
+        forward, backward = (
+            _dot(cotangents, _slope(case, tangents)),
+            _dot(gradients, tangents),
+        )
+        agree(backward, forward, rtol=_tolerance(case))
 
 
 def _second(case: _Case) -> None:
@@ -193,21 +203,23 @@ def _second(case: _Case) -> None:
     slopes, pull = vjp(gradient, *case.point)
     weights = case.directions(slopes, 6)
     tangents = case.directions(case.point, 7)
-    there = _dot(weights, _difference(gradient, case.point, tangents))
-    agree(_dot(pull(weights), tangents), there, rtol=10 * _tolerance(case))
+    forward = _dot(weights, _difference(gradient, case.point, tangents))
+    agree(_dot(pull(weights), tangents), forward, rtol=10 * _tolerance(case))
 
 
 def _vmap(case: _Case) -> None:
     examples = [list(map(_other(k), case.fresh())) for k in range(3)]
-    rows = [pytree.flatten(run_debug(case, *map(_copy, own))) for own in examples]
+    rows = [
+        pytree.flatten(run_debug(case, *map(_copy, tensors))) for tensors in examples
+    ]
     spec = rows[0][1]
     columns = zip(*(leaves for leaves, _ in rows), strict=True)
     expected = pytree.unflatten(
         spec, [np.stack(list(map(np.asarray, column))) for column in columns]
     )
     batch = [stack(list(column)) for column in zip(*examples, strict=True)]
-    for how in (vmap(case), jit(vmap(case))):
-        agree(how(*map(_copy, batch)), expected, rtol=case.rtol)
+    for batched in (vmap(case), jit(vmap(case))):
+        agree(batched(*map(_copy, batch)), expected, rtol=case.rtol)
 
 
 def _copy(x: Any) -> Any:
@@ -215,7 +227,8 @@ def _copy(x: Any) -> Any:
 
 
 def _other(k: int) -> Callable[[Any], Any]:
-    """Another example: floats a little apart, every second bool the other way."""
+    """Return a function that makes batch element `k`: scaled floats, and every second
+    bool negated."""
 
     def example(x: Any) -> Any:
         if x.dtype.is_float:
@@ -232,26 +245,30 @@ def _text(case: _Case) -> str | None:
     operators = {node.op.name: node.op for node in graph.walk() if node.op is not None}
     if "=<" in text:
         return "an object among the params is shown, and does not parse"
-    again = parse(text, {**OPERATIONS, **operators})
-    assert equal(again, graph), f"the text is that of another graph:\n{text}"
+    parsed = parse(text, {**OPERATIONS, **operators})
+    assert equal(parsed, graph), f"the text is that of another graph:\n{text}"
     return None
 
 
 def _schema(case: _Case) -> None:
     tensors = case.fresh()
     args, kwargs = case.arguments(tensors)
-    found = schema(case.op, *args, **kwargs)
-    found.check(*args, **kwargs)
-    again = Schema.from_dict(json.loads(json.dumps(found.to_dict())))
-    assert again == found, f"its plain data are those of another schema:\n{again}"
+    call_schema = schema(case.op, *args, **kwargs)
+    call_schema.check(*args, **kwargs)
+    parsed = Schema.from_dict(json.loads(json.dumps(call_schema.to_dict())))
+    assert parsed == call_schema, (
+        f"its plain data are those of another schema:\n{parsed}"
+    )
     results, after = case.run(run_debug)
     types = [as_value(as_operand("result", 0, x)).type for x in _flat(results)]
-    wanted, got = list(map(str, types)), [r.type for r in found.results]
-    assert got == wanted, f"the schema gives results {got}, and debug mode {wanted}"
-    paths = [found.arguments[i].path for i in case.data]
+    expected, listed = list(map(str, types)), [r.type for r in call_schema.results]
+    assert listed == expected, (
+        f"the schema gives results {listed}, and debug mode {expected}"
+    )
+    paths = [call_schema.arguments[i].path for i in case.data]
     for path, x, y in zip(paths, case.fresh(), after, strict=True):
         if not np.array_equal(np.asarray(x), np.asarray(y)):
-            assert path in found.written, (
+            assert path in call_schema.written, (
                 f"`{path}` is written, and the schema is not so"
             )
 
@@ -274,11 +291,11 @@ CHECKS: Final[Mapping[str, Callable[[_Case], str | None]]] = MappingProxyType(
         "schema": _schema,
     }
 )
-"""What is checked, by name. Each compares with the debug meaning, or says why not."""
+"""Name -> check, which compares with `debug` or returns why it cannot."""
 
 
 def _nothing(name: str, case: _Case) -> str:
-    """Why there is nothing to check; "" if there is something."""
+    """Return why a check does not apply; "" if it does."""
     if name in ("jvp", "vjp", "second") and not case.floats:
         return "no argument is a floating tensor"
     return "no argument is a tensor" if name == "vmap" and not case.data else ""
@@ -291,26 +308,31 @@ def check_operator(
     without: Mapping[str, str] = MappingProxyType({}),
     **kwargs: Any,
 ) -> dict[str, str]:
-    """Run all rules of an operator on one call, and compare with its debug meaning.
+    """Run all rules of an operator on one call, and compare them with `debug`.
 
-    Each floating tensor among the arguments should have float64: derivatives are
-    compared with central differences. Its values should be away from kinks.
+    Floating tensors among the arguments should be float64 and away from kinks, because
+    derivatives are compared with central differences.
+
+        >>> from hopflow.testing import check_operator
+        >>> x = hf.ones((), dtype="float64")
+        >>> checks = check_operator(hf.cond, True, hf.sin, hf.cos, (x,))
+        >>> checks["jvp"]
+        'ok'
 
     Args:
-        op: A class of operators that is made without arguments, an operator, or a
+        op: A class of operators without constructor arguments, an operator, or a
             function that uses one, such as `hf.cond`.
-        args, kwargs: What it is called with.
-        rtol: How far results may be apart.
-        without: Checks (see `CHECKS`) that must fail with an error of hopflow's, and
-            why.
+        args, kwargs: The arguments of the call.
+        rtol: The relative tolerance of results.
+        without: Check (see `CHECKS`) that must fail with an error of hopflow -> why.
 
     Returns:
-        By the name of each check "ok", or why there is nothing to check.
+        Name of each check -> "ok", or why the check does not apply.
 
     Raises:
-        ConformanceError: rules do not agree; it names each, and says why.
-        ArgumentTypeError: `op` is no operator and no function.
-        ArgumentValueError: `without` names what is no check.
+        ConformanceError: rules disagree; it names each, and says why.
+        ArgumentTypeError: `op` is neither an operator nor callable.
+        ArgumentValueError: `without` has an unknown check.
     """
     if isinstance(op, type) and issubclass(op, RegionOperator):
         op = op()
@@ -325,19 +347,19 @@ def check_operator(
             f"{', '.join(CHECKS)}."
         )
     case = _Case.of(op, args, kwargs, rtol)
-    found: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
     failures: dict[str, str] = {}
     for name, check in CHECKS.items():
-        if why := _nothing(name, case):
-            found[name] = why
+        if reason := _nothing(name, case):
+            outcomes[name] = reason
             continue
         try:
-            found[name] = check(case) or OK
+            outcomes[name] = check(case) or OK
         except Exception as error:
             if name in without and isinstance(error, HopflowError):
-                found[name] = without[name]
+                outcomes[name] = without[name]
             elif isinstance(error, UnsupportedRuleError):
-                found[name] = str(error).split(": ", 2)[-1].rstrip(".")
+                outcomes[name] = str(error).split(": ", 2)[-1].rstrip(".")
             else:
                 failures[name] = f"{type(error).__name__}: {error}"
         else:
@@ -346,4 +368,4 @@ def check_operator(
     if failures:
         label = getattr(op, "name", getattr(op, "__name__", repr(op)))
         raise ConformanceError(label, failures)
-    return found
+    return outcomes

@@ -1,8 +1,8 @@
-"""Scalar expressions over NumPy arrays: what each operation means, exactly.
+"""Exact evaluation of scalar expressions on NumPy arrays.
 
-NumPy has no fma. Here it is made of operations without error: the exact product and sum
-are known as two numbers each, and rounding to odd in between keeps the last rounding
-right (S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved
+NumPy has no FMA. It is emulated by error-free transformations: the exact product and
+sum are two floats each, and rounding to odd in between makes the last rounding correct
+(S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved
 algorithms using rounding to odd", 2008).
 """
 
@@ -19,13 +19,13 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def evaluate(expression: Expr, variables: Mapping[Var, Array]) -> Array:
-    """The value of an expression at each element of the arrays."""
-    known: dict[int, Array] = {}
+    """Return the value of an expression for each element of the arrays."""
+    memo: dict[int, Array] = {}
 
     def value(node: Expr) -> Array:
-        if id(node) not in known:
-            known[id(node)] = operation(node, [value(a) for a in node.args])
-        return known[id(node)]
+        if id(node) not in memo:
+            memo[id(node)] = operation(node, [value(a) for a in node.args])
+        return memo[id(node)]
 
     def operation(node: Expr, args: list[Array]) -> Array:
         if node.op == "var":
@@ -43,14 +43,14 @@ def evaluate(expression: Expr, variables: Mapping[Var, Array]) -> Array:
 
 
 def _two_sum(x: Array, y: Array) -> tuple[Array, Array]:
-    """`x + y` exactly (D. Knuth)."""
+    """Return `x + y` exactly, as a float and an error term (D. Knuth)."""
     total = x + y
     part = total - x
     return total, (x - (total - part)) + (y - part)
 
 
 def _to_odd(total: Array, error: Array) -> Array:
-    """`total + error` rounded to odd, where total is its nearest float64."""
+    """Return `total + error` rounded to odd; `total` is the nearest float64 of it."""
     even = (total.view(np.int64) & 1) == 0
     towards = np.copysign(np.inf, error)
     return np.where((error != 0) & even, np.nextafter(total, towards), total)
@@ -64,7 +64,7 @@ def _fma_single(x: Array, y: Array, z: Array) -> Array:
 
 
 def _split(x: Array) -> tuple[Array, Array]:
-    """x as two numbers of 26 bits (G. Veltkamp)."""
+    """Return x as the sum of two floats of 26 bits (G. Veltkamp)."""
     scaled = x * (2.0**27 + 1)
     high = scaled - (scaled - x)
     return high, x - high
@@ -78,7 +78,8 @@ def _fma_double(x: Array, y: Array, z: Array) -> Array:
     high, low = _two_sum(z, lost)
     total, error = _two_sum(product, high)
     result = total + _to_odd(*_two_sum(low, error))
-    # Where nothing of this could overflow or underflow; or there is nothing to it.
+    # `usual`: no intermediate result overflows or underflows. `plain`: the result is
+    # exact, or not finite.
     sizes = np.abs(np.stack([x, y, z, product]))
     usual = ((sizes > 2.0**-900) & (sizes < 2.0**900)).all(axis=0)
     plain = (x == 0) | (y == 0) | ~np.isfinite(sizes[:3]).all(axis=0)
@@ -89,10 +90,10 @@ def _fma_double(x: Array, y: Array, z: Array) -> Array:
 
 
 def _fma_exact(x: float, y: float, z: float) -> float:
-    """By rational numbers, whose quotient Python rounds once."""
+    """Compute an FMA by rational numbers, whose quotient Python rounds correctly."""
     exact = Fraction(x) * Fraction(y) + Fraction(z)
     if not exact:
-        return x * y + z  # for the sign
+        return x * y + z  # with the correct sign of zero
     try:
         return exact.numerator / exact.denominator
     except OverflowError:

@@ -1,5 +1,5 @@
-"""Graphs for tests: operators with subgraphs, as small as they can be, and texts."""
-# ruff: noqa: ARG002 -- rules have a fixed signature, needed or not
+"""Graphs for tests: minimal operators with subgraphs, and texts of graphs."""
+# ruff: noqa: ARG002 -- rules have fixed signatures
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,20 +33,22 @@ class Cond:
     def result_types(
         self, types: Sequence[TensorType], params: dict[str, Any]
     ) -> tuple[TensorType, ...]:
-        found: tuple[TensorType, ...] = params["then"].out_types
-        return found
+        out_types: tuple[TensorType, ...] = params["then"].out_types
+        return out_types
 
     def signature(self, node: Node) -> Signature:
         graphs = (node.params["then"], node.params["else_"])
         symbols, results = len(graphs[0].symbols), len(graphs[0].outputs)
-        own = roles(("symbol", symbols), ("operand", len(graphs[0].inputs) - symbols))
-        inputs = tuple(Port(r, i) for i, r in enumerate(own, start=1))
+        arg_roles = roles(
+            ("symbol", symbols), ("operand", len(graphs[0].inputs) - symbols)
+        )
+        inputs = tuple(Port(r, i) for i, r in enumerate(arg_roles, start=1))
         outputs = tuple(Port("result", i) for i in range(results))
         regions = tuple(
             Region(name, graph, inputs, outputs, "at most once")
             for name, graph in zip(("then", "else_"), graphs, strict=True)
         )
-        return Signature(("predicate", *own), roles(("result", results)), regions)
+        return Signature(("predicate", *arg_roles), roles(("result", results)), regions)
 
     def with_roles(
         self, params: dict[str, Any], args: Sequence[Role], results: Sequence[Role]
@@ -128,7 +130,7 @@ class Op:
 
 
 class Compress:
-    """A result whose size only the run will tell."""
+    """An operation whose result has an unbacked size."""
 
     name = "compress"
     effects: frozenset[str] = frozenset()
@@ -207,7 +209,7 @@ def scan_args() -> list[Any]:
 
 
 def run_nested(op: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-    """`bind`, with the operators of this file interpreted."""
+    """Evaluate a node like `bind`, and the operators of this file by `debug`."""
     if not isinstance(op, Cond | Loop):
         return bind(op, args, params)
     node = Node("call_function", op, tuple(args), params)
@@ -218,12 +220,12 @@ def run_nested(op: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
     def function(graph: Graph) -> Any:
         [region] = [r for r in signature.regions if r.graph is graph]
 
-        def call(*own: Any) -> Any:
-            given = iter(own)
+        def call(*operands: Any) -> Any:
+            remaining = iter(operands)
             inputs = [
                 args[p.at]
                 if p.at is not None and (v.node.section != "operand")
-                else next(given)
+                else next(remaining)
                 for v, p in zip(graph.inputs, region.inputs, strict=True)
             ]
             return interpret(graph, inputs, run_nested)
@@ -232,5 +234,5 @@ def run_nested(op: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
 
     sections = zip(args, signature.args, strict=True)
     end = len(args) - len(signature.regions[0].graph.captures)
-    own = [a for i, (a, r) in enumerate(sections) if r != "symbol" and i < end]
-    return op.debug(*own, **map_graphs(params, function))
+    operands = [a for i, (a, r) in enumerate(sections) if r != "symbol" and i < end]
+    return op.debug(*operands, **map_graphs(params, function))

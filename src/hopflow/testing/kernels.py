@@ -1,6 +1,6 @@
-"""Evaluate what operations lower to, element by element and with every read checked.
+"""Evaluation of lowering rules, element by element with bounds checks.
 
-Too simple to be wrong, and slow: the reference for lowering rules, before any schedule.
+It is slow and simple: the reference for lowering rules, without any schedule.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ Symbols: TypeAlias = Mapping[Symbol, int]
 
 
 def sample_arrays(sample: Sample, dtype: DType, seed: int = 0) -> list[Array]:
-    """Operands for one of an operation's samples, with `dtype` in place of its T."""
+    """Return operands for a sample of an operation, with `dtype` for its T."""
     rng = np.random.default_rng(seed)
     arrays = []
     for text in sample.operands:
@@ -34,14 +34,14 @@ def sample_arrays(sample: Sample, dtype: DType, seed: int = 0) -> list[Array]:
             arrays.append(rng.random(shape) < 0.5)
             continue
         low = max(sample.low, 0.0) if chosen.kind == "u" else sample.low
-        found = np.asarray(rng.uniform(low, sample.high, shape))
-        found = found if chosen.is_float else np.rint(found)
-        arrays.append(found.astype(chosen.dtype))
+        values = np.asarray(rng.uniform(low, sample.high, shape))
+        values = values if chosen.is_float else np.rint(values)
+        arrays.append(values.astype(chosen.dtype))
     return [np.asarray(a) for a in arrays]
 
 
 class ArrayOperand(Value):
-    """An array as lowering rules see it. Its type may have symbolic sizes."""
+    """An array as an operand of lowering rules; its type may have symbolic sizes."""
 
     def __init__(self, array: Array, type_: TensorType | None = None) -> None:
         super().__init__("x", type_ or TensorType(as_dtype(array.dtype), array.shape))
@@ -54,7 +54,7 @@ def evaluate(
     symbols: Symbols | None = None,
     **params: Any,
 ) -> list[Array]:
-    """The results of `op`, by its lowering rule.
+    """Evaluate `op` by its lowering rule, and return its results.
 
     Args:
         op: The operation.
@@ -65,16 +65,18 @@ def evaluate(
     Raises:
         KernelTrap: a check of the lowered program does not hold.
     """
-    given = [o if isinstance(o, ArrayOperand) else ArrayOperand(o) for o in operands]
-    types = tuple(op.result_types([o.type for o in given], params))
-    lowered: Any = op.lower(types, *given, **params)
+    inputs = [o if isinstance(o, ArrayOperand) else ArrayOperand(o) for o in operands]
+    types = tuple(op.result_types([o.type for o in inputs], params))
+    lowered: Any = op.lower(types, *inputs, **params)
     machine = Machine(symbols)
-    for operand in given:
+    for operand in inputs:
         machine.bind(operand, operand.array)
-    is_each = isinstance(lowered, tuple)  # there is a kernel for each result
+    has_kernel_per_result = isinstance(lowered, tuple)
     results: list[Array] = []
     with np.errstate(all="ignore"):
-        for n, kernel in enumerate(lowered if is_each else (lowered,)):
-            own = types[n : n + 1] if is_each else types
-            results += machine.definition(definition(kernel, own), own)
+        for n, kernel in enumerate(lowered if has_kernel_per_result else (lowered,)):
+            result_types = types[n : n + 1] if has_kernel_per_result else types
+            results += machine.definition(
+                definition(kernel, result_types), result_types
+            )
     return results

@@ -1,11 +1,11 @@
-"""Which patterns of memory use a program contains: copies, updates, exchanged carries.
+"""Detection of patterns of memory use in programs: copies, updates, exchanged carries.
 
     memory_patterns(program)    # {"carries swapped", "view read after a write", ...}
 
-A compiler that updates arrays in place, and lets values share buffers, must get each of
-these patterns right. The names say what the text of a program contains; whether memory
-is shared in the end is for the compiler to decide. Only arrays of more than
-`REGISTERS` elements count, as smaller ones never are in memory.
+A compiler that updates arrays in place, and assigns one buffer to several values, must
+get each of these patterns right. They describe the text of a program; the compiler
+decides whether memory is shared. Only arrays of more than `REGISTERS` elements count,
+as smaller ones are never in memory.
 """
 
 import math
@@ -22,10 +22,10 @@ REGISTERS: Final = 4
 
 LOOPS: Final = ("fori_loop", "while_loop", "scan")
 VIEWS: Final = ("get", "reshape", "permute_dims", "flip")
-"""Operations whose result may share memory with their first argument."""
+"""Operations whose result may alias their first argument."""
 
 COPIES: Final = ("copy", "positive", "astype")
-"""Operations whose result has the elements of their argument in memory of its own."""
+"""Operations whose result is a copy of their argument."""
 
 JOINS: Final = ("concat", "stack", "pad")
 
@@ -53,26 +53,26 @@ PATTERNS: Final = (
     "input that is carry and output",
     "output that is an input",
 )
-"""All of them; see `memory_patterns`."""
+"""All patterns; see `memory_patterns`."""
 
 
 def memory_patterns(program: Program) -> set[str]:
-    """The patterns that a program contains, of `PATTERNS`."""
+    """Return the patterns, of `PATTERNS`, that a program contains."""
     finder = _Finder()
     for argument in program.arguments:
         finder.elements[argument.name] = argument.value.size
     inputs = {a.name for a in program.arguments}
     outputs = set(_names(program.main.result))
     if any(finder.is_large(name) for name in inputs & outputs):
-        finder.found.add("output that is an input")
+        finder.patterns.add("output that is an input")
     finder.inputs = inputs & outputs
     finder.body(program.main, _Place())
-    return finder.found
+    return finder.patterns
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where statements are: within a loop, a branch; and the carries around them."""
+    """The context of statements: whether in a loop or branch, and the carries there."""
 
     in_loop: bool = False
     in_branch: bool = False
@@ -83,51 +83,52 @@ class _Place:
 class _Finder:
     """Collects patterns.
 
-    elements    how many elements a value has, by its name
-    sources     (operation, argument) for what is a view or a copy, by its name
-    operands    the values that a value is directly computed from, by its name
-    inputs      arguments that are outputs, too
-    found       the patterns
+    elements    name of a value -> its number of elements
+    sources     name of a view or copy -> (operation, argument)
+    operands    name of a value -> the values that it is directly computed from
+    inputs      the arguments that are also outputs
+    patterns    the patterns
     """
 
     elements: dict[str, int] = field(default_factory=dict)
     sources: dict[str, tuple[str, str]] = field(default_factory=dict)
     operands: dict[str, set[str]] = field(default_factory=dict)
     inputs: set[str] = field(default_factory=set)
-    found: set[str] = field(default_factory=set)
+    patterns: set[str] = field(default_factory=set)
 
     def is_large(self, name: str) -> bool:
+        """Whether a value is in memory."""
         return self.elements.get(name, 0) > REGISTERS
 
     # Values.
 
     def base(self, name: str) -> str:
-        """The value whose memory a view has."""
+        """Return the value that a view aliases."""
         while (source := self.sources.get(name)) and source[0] in VIEWS:
             name = source[1]
         return name
 
     def path(self, name: str) -> list[str]:
-        """The operations from the value that was copied or viewed first to this one."""
-        found = []
+        """Return the operations from the original value to this view or copy."""
+        operations = []
         while source := self.sources.get(name):
-            found.append(source[0])
+            operations.append(source[0])
             name = source[1]
-        return found[::-1]
+        return operations[::-1]
 
     def copied(self, name: str) -> str | None:
-        """The array of which the memory behind a view is a copy, if it is one."""
+        """Return the array of which the base of a value is a copy, or None."""
         operation, source = self.sources.get(self.base(name), ("", ""))
         return self.base(source) if operation in COPIES else None
 
     def depends(self, name: str) -> set[str]:
-        """All values that it is computed from, itself included."""
-        known, rest = {name}, [name]
-        while rest:
-            more = self.operands.get(rest.pop(), set()) - known
-            known |= more
-            rest += more
-        return known
+        """Return the values that a value depends on, itself included."""
+        values, queue = {name}, [name]
+        while queue:
+            new = self.operands.get(queue.pop(), set()) - values
+            values |= new
+            queue += new
+        return values
 
     # Statements.
 
@@ -164,12 +165,12 @@ class _Finder:
             self.base(name) in place.carries and self.is_large(self.base(name))
             for name in _names(s.args)
         ):
-            self.found.add("pieces of carries joined")
+            self.patterns.add("pieces of carries joined")
         path = self.path(s.target.name) if isinstance(s.target, Name) else []
         if len(path) > 1 and set(path) <= set(VIEWS):
             base = self.base(s.target.name)
             if base in place.carries and self.is_large(base):
-                self.found.add("view of a view of a carry")
+                self.patterns.add("view of a view of a carry")
 
     def parameters(self, names: Any, types: Sequence[int]) -> None:
         for name, count in zip(_names(names), types, strict=False):
@@ -195,14 +196,14 @@ class _Finder:
         large = [n > REGISTERS for n in counts[: len(carries)]]
         self.exchanged(carries, _names(result), large)
         if _repeats([n for n, big in zip(starts, large, strict=False) if big]):
-            self.found.add("one initial value for two carries")
+            self.patterns.add("one initial value for two carries")
         if any(map(self.is_large, self.inputs & set(starts))):
-            self.found.add("input that is carry and output")
+            self.patterns.add("input that is carry and output")
 
     def exchanged(
         self, carries: list[str], results: list[str], large: list[bool]
     ) -> None:
-        """The patterns of how the next carries come from those of this step."""
+        """Add the patterns of how the next carries depend on the current ones."""
         rows = list(zip(carries, results, large, strict=False))
         place = {name: k for k, (name, _, big) in enumerate(rows) if big}
         moved = {
@@ -211,22 +212,22 @@ class _Finder:
         needs = [self.depends(r) & place.keys() for _, r, _ in rows]
         new = [k for k in place.values() if k not in moved]
         if _repeats([r for _, r, big in rows if big]):
-            self.found.add("one value for two carries")
+            self.patterns.add("one value for two carries")
         for k in place.values():
             length = _cycle(moved, k)
             if length == 2:
-                self.found.add("carries swapped")
+                self.patterns.add("carries swapped")
             if length > 2:
-                self.found.add("three carries rotated")
+                self.patterns.add("three carries rotated")
             source = moved.get(k)
             if source in new:
-                self.found.add("carry passed on beside a new one")
+                self.patterns.add("carry passed on beside a new one")
             if source == k and new:
-                self.found.add("carry unchanged beside a new one")
+                self.patterns.add("carry unchanged beside a new one")
             for j in new:
                 mutual = carries[k] in needs[j] and carries[j] in needs[k]
                 if k in new and j < k and mutual:
-                    self.found.add("carries computed from each other")
+                    self.patterns.add("carries computed from each other")
 
     def branches(self, s: Statement, place: _Place) -> None:
         inner = bodies(s)
@@ -241,14 +242,14 @@ class _Finder:
                 for name in kept
                 for other in updated
             ):
-                self.found.add("carry unchanged in one branch")
+                self.patterns.add("carry unchanged in one branch")
 
     # Updates.
 
     def update(
         self, before: Any, s: Statement, later: Sequence[Any], place: _Place
     ) -> None:
-        """The patterns of one write, or one update that gives a new array."""
+        """Add the patterns of a write, or of an update that makes a new array."""
         if s.operation not in ("set", "subtract_from", "dynamic_update_slice"):
             return
         target = s.args[0].name if isinstance(s.args[0], Name) else ""
@@ -258,14 +259,14 @@ class _Finder:
         read_before = any(base in self.bases(b) for b in before)
         read_after = any(base in self.bases(part) for part in later)
         if read_before and read_after:
-            self.found.add("array read before and after an update")
+            self.patterns.add("array read before and after an update")
         if s.operation == "dynamic_update_slice":
             return
         for name in self.views_of(base) - {target}:
             if any(name in _all_names(part) for part in later):
-                self.found.add("view read after a write to its base")
+                self.patterns.add("view read after a write to its base")
                 if len([p for p in self.path(name) if p in VIEWS]) > 1:
-                    self.found.add("view of a view read after a write to its base")
+                    self.patterns.add("view of a view read after a write to its base")
         source = self.copied(target)
         if source is not None:
             self.write_to_a_copy(target, source, later, place)
@@ -275,21 +276,24 @@ class _Finder:
     ) -> None:
         path = self.path(target)
         if place.in_loop:
-            self.found.add("write to a copy in a loop")
+            self.patterns.add("write to a copy in a loop")
         if place.in_branch:
-            self.found.add("write to a copy in a branch")
+            self.patterns.add("write to a copy in a branch")
         if "reshape" in path:
-            self.found.add("copy through a reshape, then a write")
+            self.patterns.add("copy through a reshape, then a write")
         if {"positive", "astype"} & set(path):
-            self.found.add("copy through positive or astype, then a write")
+            self.patterns.add("copy through positive or astype, then a write")
         is_read = any(source in self.bases(part) for part in later)
-        self.found.add(f"copied array {'' if is_read else 'not '}read after the write")
+        self.patterns.add(
+            f"copied array {'' if is_read else 'not '}read after the write"
+        )
 
     def bases(self, part: Any) -> set[str]:
-        """What a statement or a result reads, as the values that have the memory."""
+        """Return the base values that a statement or a result reads."""
         return {self.base(name) for name in _all_names(part)}
 
     def views_of(self, base: str) -> set[str]:
+        """Return the views of a value."""
         return {name for name in self.sources if self.base(name) == base} - {base}
 
     def stack(self, s: Statement, later: Sequence[Any]) -> None:
@@ -299,17 +303,17 @@ class _Finder:
             first = statement.args[0] if statement.args else None
             is_stack = isinstance(first, Name) and first.name in stacks
             if statement.operation == "get" and is_stack:
-                self.found.add("rows of a stack read back")
+                self.patterns.add("rows of a stack read back")
 
 
 def _step(s: Statement) -> Body:
-    """The body of a loop that computes its next carries."""
-    found: Body = s.args[{"scan": 0, "while_loop": 1, "fori_loop": 2}[s.operation]]
-    return found
+    """Return the body of a loop that computes its next carries."""
+    body: Body = s.args[{"scan": 0, "while_loop": 1, "fori_loop": 2}[s.operation]]
+    return body
 
 
 def _cycle(moved: dict[int, int], start: int) -> int:
-    """How many carries are moved in a circle through `start`; 0: they are not."""
+    """Return the length of the cycle of moved carries through `start`; 0: none."""
     k, length = moved.get(start), 1
     while k is not None and k != start and length <= len(moved):
         k, length = moved.get(k), length + 1
@@ -325,7 +329,7 @@ def _names(tree: Any) -> list[str]:
 
 
 def _gathers(s: Statement) -> bool:
-    """Whether an index is an array of several: what is read is memory of its own."""
+    """Whether a statement reads by an array of indices, whose result is a copy."""
     return s.operation == "get" and "..." not in map(str, _entries(s.args[1]))
 
 
@@ -336,20 +340,20 @@ def _entries(index: Any) -> Sequence[Any]:
 
 
 def _reads(s: Statement) -> set[str]:
-    """The values that a statement reads, with what its bodies take from outside."""
+    """Return the values that a statement reads, also those captured by its bodies."""
     return _all_names(s) - set(_names(s.target))
 
 
 def _all_names(part: Any) -> set[str]:
-    """The values that a statement, or a result, speaks of and does not define."""
+    """Return the values that a statement or a result refers to."""
     if not isinstance(part, Statement):
         return set(_names(part))
-    found = set(_names((part.args, dict(part.options))))
+    names = set(_names((part.args, dict(part.options))))
     for body in bodies(part):
-        found |= set(_names(body.result))
+        names |= set(_names(body.result))
         for statement in body.statements:
-            found |= _all_names(statement)
-    return found
+            names |= _all_names(statement)
+    return names
 
 
 def _flattened(parts: Sequence[Any]) -> Iterator[Statement]:
@@ -361,7 +365,7 @@ def _flattened(parts: Sequence[Any]) -> Iterator[Statement]:
 
 
 def _size(type_: str) -> int:
-    """The number of elements of a type: 6 for "f64[3, 2]"."""
-    found = re.search(r"\[(.*)\]", type_)
-    lengths = found[1] if found else ""
+    """Return the number of elements of a type: 6 for "f64[3, 2]"."""
+    brackets = re.search(r"\[(.*)\]", type_)
+    lengths = brackets[1] if brackets else ""
     return math.prod(int(n) for n in lengths.split(",") if n.strip())

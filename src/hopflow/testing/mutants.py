@@ -1,4 +1,4 @@
-"""Planted faults: each is one that a compiler has had, and that `check` must find.
+"""Planted faults, which `check` must find: compilers have had each of them.
 
 with MUTANTS["swapped carry"].planted():
     ...     # the library is wrong
@@ -48,11 +48,12 @@ Patches = Sequence[tuple[Any, str, Any]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault, and which programs are drawn to find it.
+    """A fault, and the parameters of programs that find it.
 
-    patches     what is another while the fault is planted
-    executions    those that it is in
-    kind, options   of `programs`
+    patches         makes the attributes to replace while the fault is planted
+    executions      the executions that have the fault
+    transforms      the transforms that find it
+    kind, options   the arguments of `programs`
     """
 
     patches: Callable[[], Patches]
@@ -63,31 +64,31 @@ class Mutant:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """The fault is there until the end of the block; nothing that was compiled, or
-        found out about types, outlives it."""
+        """Plant the fault for the block; caches are cleared before and after it."""
         patches = self.patches()
-        before = [getattr(holder, name) for holder, name, _ in patches]
+        originals = [getattr(holder, name) for holder, name, _ in patches]
         _forget()
         try:
             for holder, name, value in patches:
                 _set(holder, name, value)
             yield
         finally:
-            for (holder, name, _), value in zip(patches, before, strict=True):
+            for (holder, name, _), value in zip(patches, originals, strict=True):
                 _set(holder, name, value)
             _forget()
 
 
 def _forget() -> None:
+    """Clear the caches that depend on patched code."""
     pipeline.clear_cache()
-    for known in (
+    for cache in (
         opdef._promoted,
         opdef._inferred,
         rule_cache._met,
         graphs._memo,
         invoke_subgraph._known,
     ):
-        known.clear()
+        cache.clear()
 
 
 def _set(holder: Any, name: str, value: Any) -> None:
@@ -101,7 +102,7 @@ def _set(holder: Any, name: str, value: Any) -> None:
 
 
 def _with_pass(change: Callable[[Graph], None]) -> Callable[[], Patches]:
-    """A compiler with one pass more, which changes the graphs of loops."""
+    """Return the patch that adds a compiler pass, which changes graphs."""
 
     def run(graph: Graph) -> Graph:
         change(graph)
@@ -114,7 +115,7 @@ def _with_pass(change: Callable[[Graph], None]) -> Callable[[], Patches]:
 
 
 def _swap_carry(graph: Graph) -> None:
-    """Two leaves of a carry change places; never a counter, which ends its loop."""
+    """Swap two leaves of a carry, but never a counter, which ends its loop."""
     for node in graph.nodes:
         if node.op is not None and node.op.name == "while_loop":
             body = node.params["body"]
@@ -128,7 +129,7 @@ def _swap_carry(graph: Graph) -> None:
 
 
 def _lift_wrongly(graph: Graph) -> None:
-    """What a loop closes over last is another value of the same type."""
+    """Replace the last capture of a loop by another value of the same type."""
     for node in graph.nodes:
         if node.op is None or node.op.name not in ("while_loop", "scan"):
             continue
@@ -140,7 +141,7 @@ def _lift_wrongly(graph: Graph) -> None:
 
 def _stale_cache() -> Patches:
     def key(graph: Graph) -> str:
-        """What forgets the numbers in a graph, and the order of its operations."""
+        """Return a key without the numbers of a graph and the order of its nodes."""
         operations = sorted(str(n.op and n.op.name) for n in graph.nodes)
         types = [v.type for v in (*graph.inputs, *graph.outputs)]
         return f"{operations} {types}"
@@ -161,19 +162,19 @@ def _mask_slip() -> Patches:
     right, right_one_by_one = VectorLoop._mask, VectorLoop._one_by_one
 
     def one_by_one(self: VectorLoop, whole: str, stop: str) -> None:
-        """The same where the target has no masks."""
+        """Omit the last lane where the target has no masks."""
         is_known = not (whole.startswith("%") or stop.startswith("%"))
         is_short = is_known and int(stop) - int(whole) > 2
         right_one_by_one(self, whole, str(int(stop) - 1) if is_short else stop)
 
     def mask(self: VectorLoop, position: str, stop: str) -> str:
-        """Without the last lane; never of one lane alone, see `VectorLoop._rest`."""
+        """Omit the last lane, but never the only one; see `VectorLoop._rest`."""
         if position.startswith("%") or stop.startswith("%"):
             return right(self, position, self.emitter.f.emit(f"sub i64 {stop}, 1"))
         lanes = int(stop) - int(position)
         return right(self, position, str(int(stop) - (lanes > 2)))
 
-    # What is not written holds what poisoned memory does: the same in each run.
+    # Guard pages poison memory, so that unwritten elements are the same in each run.
     return [
         (VectorLoop, "_mask", mask),
         (VectorLoop, "_one_by_one", one_by_one),
@@ -185,7 +186,7 @@ def _idle_lane() -> Patches:
     right = interpreter._Interpreter._gang
 
     def gang(self: Any, s: For, extents: Any, longest: int) -> Any:
-        """Where a gang is not full, its last lane is left out, too."""
+        """Omit the last lane of a gang that is not full."""
         rest = longest % s.binding.width
         fewer = [(lane, n - (rest > 1 and n == longest)) for lane, n in extents]
         return right(self, s, fewer, longest)
@@ -197,18 +198,18 @@ def _of_two_minds() -> Patches:
     right = entry_sizes.call_sizes
 
     def call_sizes(graph: Graph, program: Interface, shapes: Any) -> Any:
-        """What the program is told of sizes is computed in 64 bits, and in floats by
-        logarithms; the shapes of results are exact."""
+        """Compute the sizes for the program in 64 bits, and powers of floats by
+        logarithms, but the shapes of results exactly."""
         exact = right(graph, program, shapes)
 
         def sizes(*values: int) -> Any:
-            _, found = exact(*values)
-            known = dict(zip(program.symbols, map(np.int64, values), strict=True))
-            told = [
-                evaluate(d.size, known.__getitem__, np.int64, _WRAPPED)
+            _, out_shapes = exact(*values)
+            numbers = dict(zip(program.symbols, map(np.int64, values), strict=True))
+            derived = [
+                evaluate(d.size, numbers.__getitem__, np.int64, _WRAPPED)
                 for d in program.derived
             ]
-            return tuple(map(int, told)), found
+            return tuple(map(int, derived)), out_shapes
 
         return sizes
 
@@ -230,7 +231,7 @@ def _misplaced() -> Patches:
     right = Memory.linear
 
     def linear(self: Memory, buffer: Buffer, at: Sequence[Expr]) -> Expr:
-        """A part of a reshaped batch, as if its axes were all that there are."""
+        """Address a part of a reshaped batch as if it had no other axes."""
         if buffer.strides is None and any(position.op == "rem" for position in at):
             buffer = replace(buffer, shape=buffer.shape[: len(at)])
         return right(self, buffer, at)
@@ -244,10 +245,14 @@ def _misplaced() -> Patches:
 def _lost_symbol() -> Patches:
     right = Tracer.symbol
 
-    def symbol(self: Tracer, wanted: Symbol) -> Var:
-        """The first that there is, where another must be lifted."""
+    def symbol(self: Tracer, requested: Symbol) -> Var:
+        """Return the first symbol instead of lifting another one."""
         first = next(iter(self.symbols.values()), None)
-        return right(self, wanted) if first is None else self.symbols.get(wanted, first)
+        return (
+            right(self, requested)
+            if first is None
+            else self.symbols.get(requested, first)
+        )
 
     return [(Tracer, "symbol", symbol)]
 
@@ -256,15 +261,15 @@ def _stale_reads() -> Patches:
     right = guard._Writer.function
 
     def function(self: guard._Writer) -> guard.Find:
-        """What finds the tensors of outside that were there in the first call."""
+        """Return a guard that always returns the tensors of the first call."""
         find, first = right(self), list[list[Any]]()
 
-        def found(leaves: Sequence[Any]) -> list[Any] | None:
+        def find_first(leaves: Sequence[Any]) -> list[Any] | None:
             tensors = find(leaves)
             first.extend([tensors] if tensors is not None and not first else [])
             return None if tensors is None else first[0]
 
-        return found
+        return find_first
 
     return [(guard._Writer, "function", function)]
 
@@ -273,7 +278,7 @@ def _promotion() -> Patches:
     right = dtypes.promote
 
     def promote(*operands: tuple[DType, bool]) -> tuple[DType, bool]:
-        """As NumPy has it: integers of 64 bits make f64 of f32."""
+        """Promote f32 and i64 to f64, like NumPy."""
         dtype, weak = right(*operands)
         is_wide = (dtypes.int64, False) in operands
         return dtypes.float64 if is_wide and dtype is dtypes.float32 else dtype, weak
@@ -315,7 +320,7 @@ def _transpose() -> Patches:
 
 
 def _symbols_of_another() -> Patches:
-    """Residuals of one region keep the symbols of that region in all the others."""
+    """Keep the symbols of one region in residuals of all regions."""
     return [(region_vjp._Residual, "type_in", lambda self, *_: self.type)]
 
 
@@ -323,7 +328,7 @@ def _one_name_each() -> Patches:
     right = views.reshape_groups
 
     def reshape_groups(new: Shape, old: Shape) -> Any:
-        """Without axes of one size that has two names."""
+        """Omit groups of equal sizes that have different expressions."""
         return [
             (news, olds)
             for news, olds in right(new, old)
@@ -336,7 +341,7 @@ def _one_name_each() -> Patches:
 MUTANTS: Final[dict[str, Mutant]] = {
     "wrong transpose": Mutant(_transpose, ["jax"], ["grad"], "smooth"),
     "swapped carry": Mutant(_with_pass(_swap_carry), ["jit"]),
-    # The operators of one program are kernels of their own in "native".
+    # "native" compiles each operator to its own kernel, so that keys collide.
     "stale cache": Mutant(_stale_cache, ["jit", "native"], options={"size": 3}),
     "sizes of two minds": Mutant(
         _of_two_minds,
@@ -344,7 +349,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         options={"weights": {"sized": 6}},
     ),
     "lost condition": Mutant(
-        lambda: [(substitution.Conditions, "both", lambda *given: given[-1])],
+        lambda: [(substitution.Conditions, "both", lambda *conditions: conditions[-1])],
         ["jit, bounds checked"],
         options={"weights": {"concat": 6, "roll": 6}},
     ),
@@ -373,7 +378,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         },
     ),
     "read before its check": Mutant(
-        lambda: [(checks, "_under", lambda _, own: own)],
+        lambda: [(checks, "_under", lambda _, condition: condition)],
         ["jit, bounds checked"],
         options={"out_of_range": True, "weights": {"gather": 12}},
     ),

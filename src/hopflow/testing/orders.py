@@ -1,4 +1,4 @@
-"""Steps of programs that sort, search and arrange elements, along any axis."""
+"""Steps of programs that sort, search and rearrange elements, along any axis."""
 
 from typing import Any, Final
 
@@ -66,12 +66,12 @@ def _pad(p: Pool, a: int, b: int, c: int, d: int) -> Any:
 
 
 def _tile(p: Pool, a: int, b: int, c: int, _: int) -> Any:
-    """Repeated along the last two axes, of which `x` may lack one."""
+    """`tile` along the last two axes, of which `x` may lack one."""
     return p.m.tile(p.pick(a), (1 + b % 3, 1 + c % 2))
 
 
 def _window(p: Pool, a: int, b: int, c: int, d: int) -> Any:
-    """A view that begins where a value says."""
+    """`dynamic_slice` from a computed start."""
     x = p.array(a)
     if x.ndim == 0:
         return x
@@ -116,4 +116,4 @@ ORDERS: Final[dict[str, Operation]] = {
     "running": _running,
     "triangle": _triangle,
 }
-"""What a step may do that moves elements."""
+"""Operations of steps that rearrange elements."""

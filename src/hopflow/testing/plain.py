@@ -1,8 +1,8 @@
-"""Programs in plain Python and NumPy: the meaning that is too simple to be wrong.
+"""The reference implementation of programs, in plain Python and NumPy.
 
-`Plain()` has our names: what a program is, if there were nothing but loops and arrays.
-A `Rounding` moves each result by about one unit in its last place: how far runs with
-noise are apart says how well a program knows its own results.
+`Plain()` has hopflow's names, implemented by loops and arrays. A `Rounding` perturbs
+each result by about one unit in the last place: the differences of runs with noise
+bound the effect of rounding on the results.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,15 +35,15 @@ MOVES: Final = frozenset(
     """flip matrix_transpose pad permute_dims repeat reshape roll take_along_axis tile
     tril triu""".split()
 )
-"""What calculates nothing; some are views."""
+"""Functions that only move elements; some return views."""
 
 
 def common(arrays: Sequence[Array]) -> np.dtype[Any]:
-    """The dtype to calculate in: floats win over integers, whatever their widths."""
+    """Return the promoted dtype: floats take precedence over integers of any width."""
     floats = {a.dtype for a in arrays if as_dtype(a.dtype).is_float}
     if not floats:
         dtype = np.result_type(*arrays)
-        # What uint64 and signed integers have in common is JAX's weakest float.
+        # JAX promotes uint64 and signed integers to the weak float.
         return np.dtype(np.float32) if dtype.kind == "f" else dtype
     if floats == {BFLOAT16, np.dtype(np.float16)}:
         return np.dtype(np.float32)
@@ -51,12 +51,12 @@ def common(arrays: Sequence[Array]) -> np.dtype[Any]:
 
 
 class Plain:
-    """Our names, in NumPy; `rounding` says what becomes of each result."""
+    """hopflow's names, implemented in NumPy; `rounding` perturbs each result."""
 
     def __init__(self, rounding: Rounding | None = None) -> None:
         self.rounding = rounding or Rounding()
         self._result = self.rounding.result
-        self._own: list[Array] = []  # what can be written to
+        self._owned: list[Array] = []  # arrays that programs may write
 
     def __getattr__(self, name: str) -> Any:
         if name in SAME_AS_NUMPY:
@@ -72,19 +72,20 @@ class Plain:
     # Arrays.
 
     def _numpy(self, f: Function) -> Function:
-        """`f` in the dtype that its operands promote to; numbers are weak."""
+        """Return `f` in the promoted dtype of its operands; Python numbers are weak."""
 
         def call(*args: Any, **options: Any) -> Any:
             first = args[:1] if f is np.where else ()
             operands = args[len(first) :]
             arrays = (a for a in operands if isinstance(a, np.ndarray | np.generic))
             dtype = common([*map(np.asarray, arrays)])
-            found = self._result(
+            result = self._result(
                 f(*first, *(np.asarray(a, dtype) for a in operands), **options)
             )
-            # `x[i]` by a scalar is a view, as by a tensor of no axes; not by an array.
-            is_index = found.ndim == 0 and found.dtype.kind == "i"
-            return found[()] if is_index else found
+            # `x[i]` is a view for a scalar, as for a tensor of rank 0, but not for an
+            # array.
+            is_index = result.ndim == 0 and result.dtype.kind == "i"
+            return result[()] if is_index else result
 
         return call
 
@@ -98,9 +99,9 @@ class Plain:
         return self._product(np.tensordot, x, y, axes=axes)
 
     def _product(self, f: Function, x: Array, y: Array, **options: Any) -> Array:
-        dtype = common([x, y])  # NumPy's own, of bfloat16, is float32
-        found = f(np.asarray(x, dtype), np.asarray(y, dtype), **options)
-        return self._result(found.astype(dtype))
+        dtype = common([x, y])  # NumPy promotes bfloat16 to float32
+        product = f(np.asarray(x, dtype), np.asarray(y, dtype), **options)
+        return self._result(product.astype(dtype))
 
     def asarray(self, x: Any, dtype: Any = None) -> Array:
         return np.asarray(x, None if dtype is None else as_dtype(dtype).dtype)
@@ -112,25 +113,25 @@ class Plain:
 
     def _converted(self, x: Array, to: Any) -> Array:
         if to.is_integer and as_dtype(x.dtype).is_float:
-            # What is too large for an integer is the largest one, as in JAX, and NaN 0.
+            # Conversions saturate, as in JAX, and NaN becomes 0.
             ends, wide = np.iinfo(to.dtype), x.astype(np.float64)
             inside = (wide > ends.min) & (wide < ends.max)
-            found = np.where(inside, wide, 0.0).astype(to.dtype)
-            found = np.where(wide <= ends.min, to.dtype.type(ends.min), found)
-            found = np.where(wide >= ends.max, to.dtype.type(ends.max), found)
-            return self._result(found)
+            integers = np.where(inside, wide, 0.0).astype(to.dtype)
+            integers = np.where(wide <= ends.min, to.dtype.type(ends.min), integers)
+            integers = np.where(wide >= ends.max, to.dtype.type(ends.max), integers)
+            return self._result(integers)
         return self._result(x.astype(to.dtype))
 
     def copy(self, x: Array) -> Array:
-        # Of a layout of which each `reshape` is a view, as it is in our library.
+        # Contiguous, so that each `reshape` is a view, as in hopflow.
         return self._written_to(np.array(x, order="C"))
 
     def positive(self, x: Array) -> Array:
         return self._written_to(self._result(np.positive(x)))
 
     def _written_to(self, x: Array) -> Array:
-        """`x`, of which `_types_of` undoes what is written to it."""
-        self._own.append(x)
+        """Return `x`, and register it so that `_types_of` can undo writes to it."""
+        self._owned.append(x)
         return x
 
     def full(self, shape: Any, value: Any, *, dtype: Any) -> Array:
@@ -146,8 +147,8 @@ class Plain:
         return self._result(np.flip(x.shape[axis] - 1 - order, axis))
 
     def sort(self, x: Array, *, axis: int = -1, descending: bool = False) -> Array:
-        found = np.sort(x, axis=axis)
-        return self._result(np.flip(found, axis) if descending else found)
+        ordered = np.sort(x, axis=axis)
+        return self._result(np.flip(ordered, axis) if descending else ordered)
 
     def top_k(self, x: Array, k: int, *, axis: int) -> tuple[Array, Array]:
         order = self.argsort(x, axis=axis, descending=True)
@@ -160,8 +161,8 @@ class Plain:
     def cumulative_sum(
         self, x: Array, *, axis: int, include_initial: bool = False
     ) -> Array:
-        found = np.cumulative_sum(x, axis=axis, include_initial=include_initial)
-        return self._result(found)
+        sums = np.cumulative_sum(x, axis=axis, include_initial=include_initial)
+        return self._result(sums)
 
     def cumulative_prod(self, x: Array, *, axis: int) -> Array:
         return self._result(np.cumprod(x, axis=axis))
@@ -193,12 +194,12 @@ class Plain:
 
     def segment_sum(self, x: Array, segments: Array, count: int) -> Array:
         result = np.zeros((count, *x.shape[1:]), x.dtype)
-        there = (segments >= 0) & (segments < count)
-        np.add.at(result, segments[there], x[there])
+        in_range = (segments >= 0) & (segments < count)
+        np.add.at(result, segments[in_range], x[in_range])
         return self._result(result)
 
     class random:
-        """Random bits are no matter of arithmetic: these are our own."""
+        """Random numbers are those of hopflow."""
 
         key = staticmethod(hopflow.random.key)
         fold_in = staticmethod(lambda key, n: hopflow.random.fold_in(key, int(n)))
@@ -275,10 +276,10 @@ class Plain:
     def associative_scan(self, f: Function, xs: Any, *, reverse: bool = False) -> Any:
         count = pytree.flatten(xs)[0][0].shape[0]
         order = [row(xs, i) for i in range(count)]
-        found: list[Any] = []
+        prefixes: list[Any] = []
         for x in reversed(order) if reverse else order:
-            found.append(f(found[-1], x) if found else x)
-        return stacked(found[::-1] if reverse else found, zero_row(xs))
+            prefixes.append(f(prefixes[-1], x) if prefixes else x)
+        return stacked(prefixes[::-1] if reverse else prefixes, zero_row(xs))
 
     def invoke_subgraph(self, f: Function, *operands: Any) -> Any:
         return self.copied(f(*operands))
@@ -288,20 +289,20 @@ class Plain:
         return lambda *args: self.copied(f(*args))
 
     def user_operator(self, call: Function) -> Function:
-        """An operator of the user's: its own meaning in plain Python, by `hf.debug`."""
+        """Return a user's operator as its reference implementation, by `hf.debug`."""
 
         def among_tensors(f: Any) -> Any:
             if not callable(f):
                 return hopflow.asarray(f)
-            return lambda *given: pytree.tree_map(
-                hopflow.asarray, f(*pytree.tree_map(np.array, given))
+            return lambda *operands: pytree.tree_map(
+                hopflow.asarray, f(*pytree.tree_map(np.array, operands))
             )
 
         def run(*args: Any) -> Any:
-            given = list(map(among_tensors, args))
+            operands = list(map(among_tensors, args))
             with using(Rounded(self.rounding)), hopflow.debug():
-                found = call(*given)
-            return pytree.tree_map(np.array, found)
+                results = call(*operands)
+            return pytree.tree_map(np.array, results)
 
         return run
 
@@ -311,23 +312,23 @@ class Plain:
     custom_vjp = custom_jvp
 
     def copied(self, tree: Any) -> Any:
-        """Copies: what goes into a body, and comes out, is nobody else's."""
+        """Copy a tree: operands and results of bodies alias nothing."""
         return pytree.tree_map(lambda x: self._written_to(np.array(x, order="C")), tree)
 
     def _types_of(self, f: Function, *args: Any) -> Any:
-        """Zeros of the types that `f(*args)` returns; what it writes is undone."""
+        """Return zeros of the types of `f(*args)`; its writes are undone."""
         decisions = self.rounding.decisions
-        kept, decided = [a.copy() for a in self._own], len(decisions)
+        copies, num_decisions = [a.copy() for a in self._owned], len(decisions)
         with np.errstate(all="ignore"):
             result = f(*args)
-        del self._own[len(kept) :], decisions[decided:]
-        for a, before in zip(self._own, kept, strict=True):
+        del self._owned[len(copies) :], decisions[num_decisions:]
+        for a, before in zip(self._owned, copies, strict=True):
             a[...] = before
         return pytree.tree_map(np.zeros_like, result)
 
 
 class _Custom:
-    """A function whose own derivative nobody asks for."""
+    """A function with a custom derivative, which the reference ignores."""
 
     def __init__(self, f: Function) -> None:
         self._f = f
@@ -341,14 +342,14 @@ class _Custom:
 
 
 def _window(x: Array, start: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
-    """Where a window lies: one that would not be within `x` is moved."""
+    """Return the slices of a window, which is moved to lie within `x`."""
     ends = zip(map(int, start), x.shape, sizes, strict=True)
-    at = [min(max(i + n * (i < 0), 0), n - m) for i, n, m in ends]
-    return tuple([slice(i, i + m) for i, m in zip(at, sizes, strict=True)])
+    starts = [min(max(i + n * (i < 0), 0), n - m) for i, n, m in ends]
+    return tuple([slice(i, i + m) for i, m in zip(starts, sizes, strict=True)])
 
 
 def spread(f: Function, carry: Any, *first: Any) -> Any:
-    """Call with a tuple's parts, or with what is no tuple as a whole."""
+    """Call `f` with the elements of a tuple, or with another carry as one argument."""
     return f(*first, *(carry if type(carry) is tuple else (carry,)))
 
 

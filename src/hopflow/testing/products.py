@@ -1,7 +1,7 @@
-"""Steps of programs that multiply: matrices in batches, and sums of products.
+"""Steps of programs that multiply: batched matrices, and sums of products.
 
-What is multiplied is a view more often than not: a compiler reads matrices where they
-are, and must find them in reshaped batches, behind strides, and in rows of a scan.
+Most factors are views: a compiler reads matrices in place, and must address them in
+reshaped batches, with strides, and in rows of a scan.
 """
 
 import math
@@ -13,11 +13,11 @@ import numpy as np
 from hopflow.testing.programs import MOST_AXES, Operation, Pool, view
 
 DEAREST: Final = 128
-"""Products of elements, for each element that a value may have."""
+"""The most multiplications, as a multiple of the largest number of elements."""
 
 
 def _split_batch(m: Any, x: Any) -> Any:
-    """`x` with two axes for its first one, if that has a factor of 2 or 3."""
+    """Return `x` with its first axis split in two, if its size has a factor 2 or 3."""
     for factor in (3, 2):
         if x.shape[0] % factor == 0:
             shape = (x.shape[0] // factor, factor, *_sizes(x)[1:])
@@ -26,7 +26,7 @@ def _split_batch(m: Any, x: Any) -> Any:
 
 
 def _merged_batch(m: Any, x: Any) -> Any:
-    """`x` with one axis for its first two."""
+    """Return `x` with its first two axes merged."""
     sizes = _sizes(x)
     return m.reshape(x, (sizes[0] * sizes[1], *sizes[2:])) if x.ndim > 2 else x
 
@@ -53,22 +53,22 @@ WAYS: Final[list[Callable[[Any, Any], Any]]] = [
     lambda m, x: _transposed(m, _split_batch(m, x)),
     lambda _, x: x[:, None],
 ]
-"""How an array with an axis is given to a product."""
+"""Views of an array that are the factor of a product."""
 
 
-def _factor(p: Pool, x: Any, way: int) -> Any:
-    return WAYS[way % len(WAYS)](p.m, x)
+def _factor(p: Pool, x: Any, k: int) -> Any:
+    return WAYS[k % len(WAYS)](p.m, x)
 
 
 def _pair(p: Pool, a: int, b: int) -> tuple[Any, Any]:
-    """Two numbers with axes, of which products are as exact as both; or scalars."""
+    """Return two arrays whose products are exact if both are; or scalars."""
     x = p.number(p.array(a))
     y = p.like(b, lambda v: v.ndim > 0 and 0 not in v.shape and p.alike(v, x))
     return x, p.number(y) if y.ndim else x
 
 
 def _matmul(p: Pool, a: int, b: int, c: int, d: int) -> Any:
-    """A product of arrays that are cut to fit, of all ranks."""
+    """A matrix product of arrays of any rank, which are sliced to fit."""
     x, y = _pair(p, a, b)
     if x.ndim == 0:
         return x
@@ -85,7 +85,7 @@ def _matmul(p: Pool, a: int, b: int, c: int, d: int) -> Any:
 
 
 def _is_batch(p: Pool, x: Any, y: Any, terms: int) -> bool:
-    """Whether the batches broadcast, to a product that is not too large."""
+    """Whether the batches broadcast, and the product is not too large."""
     try:
         batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     except ValueError:
@@ -114,8 +114,8 @@ def _vecdot(p: Pool, a: int, b: int, c: int, d: int) -> Any:
 
 
 def _tensordot(p: Pool, a: int, b: int, c: int, d: int) -> Any:
-    """Over one axis, if the arrays have one of the same length; or over none, or all
-    of one array's with itself."""
+    """`tensordot` over one axis, if two have equal lengths; over none; or over all axes
+    of an array with itself."""
     x, y = _pair(p, a, b)
     if x.ndim == 0:
         return x
@@ -127,10 +127,10 @@ def _tensordot(p: Pool, a: int, b: int, c: int, d: int) -> Any:
         y, axes = x, x.ndim
     elif same:
         axes = ([k], [same[d % len(same)]])
-    ours, theirs = _summed(axes, x.ndim)
-    rest = [n for k, n in enumerate(x.shape) if k not in ours]
-    shape = (*rest, *(n for k, n in enumerate(y.shape) if k not in theirs))
-    terms = math.prod(x.shape[k] for k in ours)
+    x_axes, y_axes = _summed(axes, x.ndim)
+    rest = [n for k, n in enumerate(x.shape) if k not in x_axes]
+    shape = (*rest, *(n for k, n in enumerate(y.shape) if k not in y_axes))
+    terms = math.prod(x.shape[k] for k in x_axes)
     cheap = len(shape) <= MOST_AXES and _is_cheap(p, shape, terms)
     if not cheap or terms > p.terms(x, y):
         return x
@@ -138,7 +138,7 @@ def _tensordot(p: Pool, a: int, b: int, c: int, d: int) -> Any:
 
 
 def _summed(axes: Any, ndim: int) -> Any:
-    """The axes of each operand over which `tensordot` sums."""
+    """Return the axes of each operand over which `tensordot` sums."""
     if isinstance(axes, int):
         return range(ndim - axes, ndim), range(axes)
     return axes
@@ -149,4 +149,4 @@ PRODUCTS: Final[dict[str, Operation]] = {
     "vecdot": _vecdot,
     "tensordot": _tensordot,
 }
-"""What a step may do that multiplies and sums."""
+"""Operations of steps that multiply and sum."""

@@ -1,9 +1,9 @@
-"""A typed program: statements with names, which print as Python and run in any library.
+"""Typed programs: named statements that print as Python and run in any library.
 
-    print(program)            # a script that stands alone, in our library
-    program.function(lib)     # the program, in a library with our names
+    print(program)            # a self-contained script that uses hopflow
+    program.function(lib)     # the program in a library with hopflow's names
 
-The text is the program: what runs is the text, with `hf` for the library.
+The text is the program: it is executed with `hf` as the library.
 """
 
 import math
@@ -22,7 +22,7 @@ from hopflow.dtypes import DType, as_dtype
 from hopflow.testing.user_operators import UserOperator
 
 Tree: TypeAlias = Any
-"""Names within tuples, lists, dicts and `None`."""
+"""Names in nested tuples, lists, dicts and `None`."""
 
 INFIX: Final = {
     "add": "+",
@@ -51,40 +51,40 @@ FUNCTIONS: Final = frozenset(INFIX) | frozenset(
     sin sinh sort sqrt square stack sum take_along_axis tanh tensordot tile top_k tril
     triu trunc vecdot where""".split()
 )
-"""Functions of arrays, by our names."""
+"""The array functions, by hopflow's names."""
 
 OPERATORS: Final = frozenset(
     """cond switch while_loop fori_loop scan map associative_scan invoke_subgraph
     checkpoint custom_jvp custom_vjp""".split()
 )
-"""Functions of functions."""
+"""The operators, which take functions."""
 
 SPECIAL: Final = frozenset(["get", "mask", "set", "subtract_from", "uniform"])
-"""`x[i]`, of a mask too; `x[i] = y`; `x[...] -= y`; random numbers, by their key."""
+"""`x[i]`; `x[mask]`; `x[i] = y`; `x[...] -= y`; random numbers from a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A value: an argument, a parameter, or what a statement made."""
+    """A value: an argument, a parameter, or the result of a statement."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The shape of a value, or the length of one of its axes."""
+    """The shape of the value `of`, or the length of one of its axes."""
 
     of: str
     axis: int | None = None
 
 
 SIZE_OPERATORS: Final = frozenset(["+", "-", "*", "//", "%", "**", "/", "floor"])
-"""What a `ComputedSize` may do; `floor` is of one operand, the others of two."""
+"""The operators of a `ComputedSize`; `floor` is unary, the others are binary."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedSize:
-    """Arithmetic on lengths of axes: its operands are such, `Size`s and numbers."""
+    """Arithmetic on lengths: the operands are `ComputedSize`s, `Size`s and numbers."""
 
     operator: str
     operands: tuple[Any, ...]
@@ -92,12 +92,13 @@ class ComputedSize:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One call.
+    """A call.
 
     target      the names of its results
-    operation   of `FUNCTIONS`, `OPERATORS` or `SPECIAL`, or a name of `operators`
-    args        names, sizes, bodies, dtypes, and what Python has of numbers, slices...
-    types       of the results: "f64[3, 2]"
+    operation   one of `FUNCTIONS`, `OPERATORS`, `SPECIAL`, or a user's operator
+    args        names, sizes, bodies, dtypes, numbers, slices and trees of these
+    options     keyword arguments
+    types       the types of the results: "f64[3, 2]"
     """
 
     target: Tree
@@ -118,24 +119,27 @@ class Body:
 
     @cached_property
     def code(self) -> CodeType:
-        """What Python makes of its text: a program runs many times."""
+        """Its compiled text, cached as a program runs many times."""
         return compile("\n".join(_function(self, infix=False)), "<program>", "exec")
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
+    """An argument of a program, with its name."""
+
     name: str
     value: np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A function with the arguments that it is for.
+    """A function with arguments.
 
-    main        its parameters are the names of the arguments
-    exact       all meanings give the same bits
-    signed      the signs of zeros are among those bits
-    operators   of the user's, by name
+    arguments   the arguments
+    main        the function; its parameters are the names of the arguments
+    exact       whether all executions must agree in every bit
+    signed      whether the signs of zeros must agree, too
+    operators   the user's operators by name
     """
 
     arguments: tuple[Argument, ...]
@@ -145,26 +149,26 @@ class Program:
     operators: Mapping[str, UserOperator] = field(default_factory=dict)
 
     def function(self, library: Any = hopflow) -> Any:
-        """The program in `library`, which has our names; `user_operator` among them, if
-        an operator of the user's is another function there."""
+        """Return the program as a function that uses `library`, which has hopflow's
+        names; its `user_operator`, if it has one, wraps users' operators."""
         names: dict[str, Any] = {"hf": library, "math": math}
         if self.operators:
-            own = getattr(library, "user_operator", lambda call: call)
-            names |= {name: own(x.call) for name, x in self.operators.items()}
+            wrap = getattr(library, "user_operator", lambda call: call)
+            names |= {name: wrap(x.call) for name, x in self.operators.items()}
         exec(self.main.code, names)
         return names[self.main.name]
 
     def source(self, *, infix: bool = False) -> str:
-        """The text of its function.
+        """Return the text of the function.
 
         Args:
-            infix: Write `a + b`, and what the types are, for people to read.
+            infix: Whether to write `a + b`, and types in comments, for readability.
         """
         return "\n".join(_function(self.main, infix)) + "\n"
 
     def script(self) -> str:
-        """A script that runs it, with operators compiled, and as plain Python."""
-        given = [f"{a.name} = {_array(a.value)}" for a in self.arguments]
+        """Return a script that runs the program compiled and in debug mode."""
+        definitions = [f"{a.name} = {_array(a.value)}" for a in self.arguments]
         names = ", ".join(a.name for a in self.arguments)
         call = f"{self.main.name}({names})"
         function = self.source(infix=True)
@@ -176,7 +180,7 @@ class Program:
                 "import hopflow as hf",
                 *(_import(operator) for operator in self.operators.values()),
                 "",
-                *given,
+                *definitions,
                 "",
                 "",
                 function,
@@ -192,7 +196,7 @@ class Program:
         return self.script()
 
     def values(self) -> list[np.ndarray[Any, Any]]:
-        """The arguments, each an array of its own."""
+        """Return copies of the arguments."""
         return [a.value.copy() for a in self.arguments]
 
     @property
@@ -202,7 +206,7 @@ class Program:
 
     @property
     def sizes_of_data(self) -> bool:
-        """Whether only the run knows some of its sizes."""
+        """Whether some of its sizes are known only at run time."""
         return any(
             s.operation == "mask" or "dynamic_carry" in s.options
             for s in walk(self.main)
@@ -210,6 +214,7 @@ class Program:
 
     @property
     def operations(self) -> list[str]:
+        """The operations of all statements."""
         return [s.operation for s in walk(self.main)]
 
 
@@ -220,13 +225,13 @@ def _import(operator: UserOperator) -> str:
 
 
 def bodies(statement: Statement) -> list[Body]:
-    """The functions that a statement is given."""
-    found, _ = pytree.flatten((statement.args, dict(statement.options)))
-    return [x for x in found if isinstance(x, Body)]
+    """Return the functions among the arguments of a statement."""
+    leaves, _ = pytree.flatten((statement.args, dict(statement.options)))
+    return [x for x in leaves if isinstance(x, Body)]
 
 
 def repeated_values(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """The few values that a large array repeats; None: it does not."""
+    """Return the few values that a large array repeats; None: it does not."""
     flat = x.ravel()
     for count in range(1, 64 if flat.size > 200 else 0):
         if np.array_equal(flat[count:], flat[:-count]):
@@ -235,7 +240,7 @@ def repeated_values(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
 
 
 def walk(body: Body) -> Iterator[Statement]:
-    """The statements of a function, and of those within."""
+    """Yield the statements of a function and of its inner functions."""
     for statement in body.statements:
         for inner in bodies(statement):
             yield from walk(inner)
@@ -257,8 +262,8 @@ def _function(body: Body, infix: bool) -> list[str]:
             inner += _function(function, infix)
         inner += _statement(statement, infix)
     result = expression(body.result)
-    if inner and inner[-1].startswith(made := f"{result} = "):
-        inner.append(f"return {inner.pop().removeprefix(made)}")
+    if inner and inner[-1].startswith(assignment := f"{result} = "):
+        inner.append(f"return {inner.pop().removeprefix(assignment)}")
     else:
         inner.append(f"return {result}")
     return [*lines, *textwrap.indent("\n".join(inner), "    ").split("\n")]
@@ -270,7 +275,7 @@ def _parameter(body: Body, k: int) -> str:
 
 
 def _unpack(name: str, tree: Tree) -> list[str]:
-    """Names for the leaves of the value called `name`."""
+    """Return assignments of the leaves of the value `name` to the names in a tree."""
     if isinstance(tree, tuple) and all(isinstance(t, Name | None) for t in tree):
         return [f"{_pattern(tree)} = {name}"] if tree else []
     leaves, spec = pytree.flatten(tree)
@@ -302,7 +307,7 @@ def _statement(s: Statement, infix: bool) -> list[str]:
 
 
 def _call(s: Statement, args: list[str], infix: bool) -> tuple[list[str], str]:
-    """Lines that come before, and the call."""
+    """Return the call of a statement, and the lines before it."""
     options = [f"{k}={expression(v)}" for k, v in s.options.items()]
     function, *rest = args or [""]
     match s.operation:
@@ -312,8 +317,8 @@ def _call(s: Statement, args: list[str], infix: bool) -> tuple[list[str], str]:
             key = f"hf.random.fold_in(hf.random.key(7), {function})"
             return [], f"hf.random.uniform({key}, {rest[0]}, dtype=hf.float64)"
         case "checkpoint":
-            made = f"hf.checkpoint({', '.join([function, *options])})"
-            return [], f"{made}({', '.join(rest)})"
+            wrapped = f"hf.checkpoint({', '.join([function, *options])})"
+            return [], f"{wrapped}({', '.join(rest)})"
         case "custom_jvp":
             rule = f"lambda primals, tangents: hf.jvp({function}, primals, tangents)"
             lines = [f"own_{function} = hf.custom_jvp({function})"]
@@ -325,7 +330,7 @@ def _call(s: Statement, args: list[str], infix: bool) -> tuple[list[str], str]:
             lines = [f"own_{function} = hf.custom_vjp({function})"]
             lines += [f"own_{function}.defvjp({forward}, {backward})"]
             return lines, f"own_{function}({', '.join(rest)})"
-    if s.operation not in FUNCTIONS | OPERATORS:  # the user's
+    if s.operation not in FUNCTIONS | OPERATORS:  # a user's operator
         return [], f"{s.operation}({', '.join(args)})"
     if infix and _reads_as_infix(s):
         return [], f" {INFIX[s.operation]} ".join(args)
@@ -333,8 +338,8 @@ def _call(s: Statement, args: list[str], infix: bool) -> tuple[list[str], str]:
 
 
 def _reads_as_infix(s: Statement) -> bool:
-    """Whether `a + b` is the call: of numbers alone Python has another, and `-2 ** x`
-    is `-(2 ** x)`."""
+    """Whether `a + b` is the same call: not for two Python numbers, and `-2 ** x` is
+    `-(2 ** x)`."""
     if s.operation not in INFIX or len(s.args) != 2:
         return False
     is_value = [isinstance(a, Name) for a in s.args]
@@ -342,7 +347,7 @@ def _reads_as_infix(s: Statement) -> bool:
 
 
 def expression(x: Any) -> str:
-    """A part of a statement as Python."""
+    """Return a part of a statement as Python code."""
     match x:
         case Name():
             return x.name
@@ -392,13 +397,13 @@ def _entry(i: Any) -> str:
 
 def _array(x: np.ndarray[Any, Any]) -> str:
     dtype = as_dtype(x.dtype)
-    is_own = dtype.name == "bfloat16"  # of which NumPy's text knows nothing
-    wide = x.astype(np.float64) if is_own else x
+    is_bfloat16 = dtype.name == "bfloat16"  # NumPy cannot parse its name
+    wide = x.astype(np.float64) if is_bfloat16 else x
     repeated = repeated_values(wide)
     values = str((wide if repeated is None else repeated).tolist())
     values = values.replace("nan", "np.nan").replace("inf", "np.inf")
     shape = f".reshape{x.shape}" if x.size == 0 and x.ndim > 1 else ""
-    made = f'np.array({values}, "{"float64" if is_own else dtype.name}"){shape}'
+    code = f'np.array({values}, "{"float64" if is_bfloat16 else dtype.name}"){shape}'
     if repeated is not None:
-        made = f"np.resize({made}, {x.shape})"
-    return f"hf.asarray({made}{', dtype=hf.bfloat16' if is_own else ''})"
+        code = f"np.resize({code}, {x.shape})"
+    return f"hf.asarray({code}{', dtype=hf.bfloat16' if is_bfloat16 else ''})"

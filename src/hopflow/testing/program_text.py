@@ -1,8 +1,8 @@
-"""Programs as text (JSON), and back: a file from a stranger is data.
+"""Serialization of programs as text (JSON), which is safe to read from any source.
 
-What is read is checked in full before anything of it can run: operations and options
-are of a fixed set, names are used after they are made, and there is no other text in a
-program than its names.
+A text is validated completely before any of it can run: operations and options belong
+to fixed sets, names are defined before use, and no strings other than names get into
+the code.
 """
 
 import json
@@ -37,11 +37,11 @@ from hopflow.trace.dims import Dim
 
 VERSION: Final = 1
 LONGEST: Final = 1 << 24
-"""Characters of a text."""
+"""The most characters of a text."""
 LARGEST: Final = 1_000_000
-"""Elements of an argument."""
+"""The most elements of an argument."""
 DEEPEST: Final = 64
-"""Parts within each other, and functions: Python itself reads a hundred."""
+"""The deepest nesting of parts and functions; Python itself allows a hundred."""
 
 WORDS: Final = {
     "policy": ("nothing", "dots", "everything"),
@@ -55,11 +55,11 @@ OPTIONS: Final = frozenset(
 TOO_DEEP: Final = "its parts nest too deeply"
 NAME: Final = re.compile(r"[a-z]+\d+")
 RESULTS: Final = {"set": 0, "subtract_from": 0}
-"""How many results statements have that have none."""
+"""The operations without results."""
 
 
 def to_text(program: Program) -> str:
-    """The program as text, for `from_text`."""
+    """Return a program as text, for `from_text`."""
     tree = {
         "hopflow program": VERSION,
         "exact": program.exact,
@@ -71,7 +71,8 @@ def to_text(program: Program) -> str:
 
 
 def _argument(a: Argument) -> dict[str, Any]:
-    """An argument: a large one that repeats a few values has those alone."""
+    """Return an argument as JSON; a large one that repeats a few values has only
+    those."""
     repeated = repeated_values(a.value)
     values = a.value.ravel() if repeated is None else repeated
     return {
@@ -83,7 +84,7 @@ def _argument(a: Argument) -> dict[str, Any]:
 
 
 def _listed(dtype: Any) -> Any:
-    """The dtype by which elements become Python numbers, which are exact."""
+    """Return the dtype whose elements convert exactly to Python numbers."""
     return np.float64 if as_dtype(dtype).is_float else dtype
 
 
@@ -137,20 +138,20 @@ def _part(x: Any) -> Any:
 
 
 def from_text(text: str, operators: Sequence[Any] = ()) -> Program:
-    """The program that `to_text` wrote.
+    """Read a program that `to_text` wrote.
 
     Args:
-        operators: Those of your own that the program was drawn with; see `programs`.
+        operators: Your operators that the program was drawn with; see `programs`.
 
     Raises:
-        ProgramFormatError: the text is none of that, or is no program, or has an
-            operator that is not given.
+        ProgramFormatError: the text is no program, or has an operator that is missing
+            in `operators`.
         ArgumentTypeError, ArgumentValueError: see `programs`.
     """
-    own = {x.name: x for x in map(as_user_operator, operators)}
+    by_name = {x.name: x for x in map(as_user_operator, operators)}
     try:
         _need(len(text) <= LONGEST, f"it has more than {LONGEST} characters")
-        return _Reader(own).program(json.loads(text))
+        return _Reader(by_name).program(json.loads(text))
     except ProgramFormatError:
         raise
     except RecursionError:
@@ -159,26 +160,32 @@ def from_text(text: str, operators: Sequence[Any] = ()) -> Program:
         raise _wrong(f"{type(error).__name__}: {error}") from None
 
 
-def _wrong(what: str) -> ProgramFormatError:
+def _wrong(fault: str) -> ProgramFormatError:
     return ProgramFormatError(
-        f"from_text: this is no program, because {what}. Read a text that `to_text` "
+        f"from_text: this is no program, because {fault}. Read a text that `to_text` "
         "wrote, and that nobody changed."
     )
 
 
-def _need(holds: bool, what: str) -> None:
+def _need(holds: bool, fault: str) -> None:
     if not holds:
-        raise _wrong(what)
+        raise _wrong(fault)
 
 
 class _Reader:
-    """Reads a program, and knows which names there are."""
+    """Reads a program.
+
+    used      the users' operators that it has
+    visible   the names that are in scope, in the order of their definitions
+    defined   all names that were defined so far
+    depth     the nesting of the current part
+    """
 
     def __init__(self, operators: Mapping[str, UserOperator]) -> None:
         self.operators = operators
         self.used: dict[str, UserOperator] = {}
-        self.known: dict[str, None] = {}  # in the order in which they were made
-        self.made: set[str] = set()
+        self.visible: dict[str, None] = {}
+        self.defined: set[str] = set()
         self.depth = 0
 
     def program(self, tree: Any) -> Program:
@@ -206,28 +213,28 @@ class _Reader:
         dtype = as_dtype(tree["dtype"])
         kind = bool if dtype.kind == "b" else float if dtype.is_float else int
         _need(all(type(v) is kind for v in values), "values do not fit a dtype")
-        found = np.resize(np.array(values, dtype.dtype), shape)
-        return Argument(_name(tree["name"]), found)
+        value = np.resize(np.array(values, dtype.dtype), shape)
+        return Argument(_name(tree["name"]), value)
 
     def body(self, tree: Any, *, main: bool = False) -> Body:
         _keys(tree, "name", "parameters", "statements", "result")
         name = tree["name"]
         _need(name == "program" if main else name == self.new(name), "a wrong name")
-        outside = len(self.known)
+        num_outer = len(self.visible)
         parameters = tuple(self.target(p) for p in _list(tree["parameters"]))
         statements = tuple(self.statement(s) for s in _list(tree["statements"]))
         result = self.part(tree["result"])
-        while len(self.known) > outside:
-            self.known.popitem()
-        self.known[name] = None
+        while len(self.visible) > num_outer:
+            self.visible.popitem()
+        self.visible[name] = None
         return Body(name, parameters, statements, result)
 
     def statement(self, tree: Any) -> Statement:
         _keys(tree, "target", "operation", "args", "options", "types")
         operation = tree["operation"]
-        known = FUNCTIONS | OPERATORS | SPECIAL | self.operators.keys()
+        known_operations = FUNCTIONS | OPERATORS | SPECIAL | self.operators.keys()
         _need(
-            type(operation) is str and operation in known,
+            type(operation) is str and operation in known_operations,
             "it has an unknown operation (of your own ones, give `operators`)",
         )
         if operation in self.operators:
@@ -235,24 +242,24 @@ class _Reader:
         args = tuple(self.part(a) for a in _list(tree["args"]))
         _need(type(tree["options"]) is dict, "options are no object")
         options = {k: self.option(k, v) for k, v in tree["options"].items()}
-        before = len(self.made)
+        num_defined = len(self.defined)
         target = self.target(tree["target"])
         types = tuple(_list(tree["types"]))
-        # They are printed in comments.
+        # They are printed in comments, and must not contain code.
         typed = all(
             type(t) is str and re.fullmatch(r"\w+\[[\d, ]*\]", t) for t in types
         )
         _need(typed, "a type is no type")
-        has_none = len(self.made) == before
+        has_none = len(self.defined) == num_defined
         _need(has_none == (operation in RESULTS), "a target is missing")
-        least = {"set": 3, "get": 2, "mask": 2, "subtract_from": 2, "uniform": 2}
-        _need(len(args) >= least.get(operation, 1), "arguments are missing")
+        counts = {"set": 3, "get": 2, "mask": 2, "subtract_from": 2, "uniform": 2}
+        _need(len(args) >= counts.get(operation, 1), "arguments are missing")
         if operation in ("checkpoint", "custom_jvp", "custom_vjp"):
             _need(isinstance(args[0], Body | Name), "a function is missing")
         if operation in self.used:
-            wanted = self.used[operation].functions
-            found = tuple([isinstance(a, Body) for a in args])
-            _need(found == wanted and not options, f"a wrong call of {operation}")
+            expected = self.used[operation].functions
+            kinds = tuple([isinstance(a, Body) for a in args])
+            _need(kinds == expected and not options, f"a wrong call of {operation}")
         return Statement(target, operation, args, options, types)
 
     def option(self, name: str, tree: Any) -> Any:
@@ -263,45 +270,48 @@ class _Reader:
         return self.part(tree)
 
     def target(self, tree: Any) -> Any:
-        """A tree of names that there were not before."""
-        found = self.part(tree, self.new)
-        leaves = pytree.flatten(found)[0]
+        """Read a tree of new names."""
+        names = self.part(tree, self.new)
+        leaves = pytree.flatten(names)[0]
         _need(all(isinstance(x, Name) for x in leaves), "a target is no name")
-        return found
+        return names
 
     def new(self, name: Any) -> str:
-        _need(_name(name) not in self.made, "a name is made twice")
-        self.made.add(name)
-        self.known[name] = None
+        """Define a name."""
+        _need(_name(name) not in self.defined, "a name is made twice")
+        self.defined.add(name)
+        self.visible[name] = None
         return str(name)
 
     def old(self, name: Any) -> str:
-        _need(type(name) is str and name in self.known, "a name is not made")
+        """Return a name that is in scope."""
+        _need(type(name) is str and name in self.visible, "a name is not made")
         return str(name)
 
     def part(self, tree: Any, name: Callable[[Any], str] | None = None) -> Any:
-        """A part of a statement; `name` takes each name in it."""
+        """Read a part of a statement; `name` checks each name in it."""
         self.depth += 1
         _need(self.depth <= DEEPEST, TOO_DEEP)
-        found = self.shallow(tree, name)
+        result = self.shallow(tree, name)
         self.depth -= 1
-        return found
+        return result
 
     def shallow(self, tree: Any, name: Callable[[Any], str] | None) -> Any:
+        """Read a part whose depth was checked."""
         if type(tree) is list:
             return [self.part(e, name) for e in tree]
         if type(tree) is not dict:
             _need(type(tree) in (type(None), bool, int, float), "text is no value")
             return tree
         match tree:
-            case {"name": found}:
-                return Name((name or self.old)(found))
+            case {"name": value}:
+                return Name((name or self.old)(value))
             case {"tuple": parts}:
                 return tuple(self.part(e, name) for e in _list(parts))
             case {"dict": pairs}:
-                found = {_key(k): self.part(v, name) for k, v in _list(pairs)}
-                _need(len(found) == len(pairs), "a key is there twice")
-                return found
+                value = {_key(k): self.part(v, name) for k, v in _list(pairs)}
+                _need(len(value) == len(pairs), "a key is there twice")
+                return value
             case {"shape": of, "axis": axis}:
                 _need(axis is None or type(axis) is int, "an axis is no number")
                 return Size(self.old(of), axis)
@@ -325,16 +335,16 @@ class _Reader:
         raise _wrong("a part of a statement is of no known kind")
 
     def computed(self, operator: Any, operands: Any) -> ComputedSize:
-        """Arithmetic on lengths."""
+        """Read arithmetic on lengths."""
         _need(type(operator) is str and operator in SIZE_OPERATORS, "a wrong operator")
-        found = tuple(self.part(e) for e in _list(operands))
-        _need(len(found) == (1 if operator == "floor" else 2), "operands are missing")
-        for e in found:
+        parts = tuple(self.part(e) for e in _list(operands))
+        _need(len(parts) == (1 if operator == "floor" else 2), "operands are missing")
+        for e in parts:
             is_length = isinstance(e, ComputedSize) or (
                 isinstance(e, Size) and e.axis is not None
             )
             _need(is_length or type(e) in (int, float), "an operand is no length")
-        return ComputedSize(operator, found)
+        return ComputedSize(operator, parts)
 
 
 def _keys(tree: Any, *names: str) -> None:

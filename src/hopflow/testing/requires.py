@@ -1,4 +1,4 @@
-"""`requires("jax")`: the one way in which a test says what it cannot do without.
+"""`requires("jax")`: the declaration of what a test needs.
 
     @requires("jax>=0.11", "gpu")        # skips, and prints why
     def test_...
@@ -7,9 +7,9 @@
 
     torch = load("torch")                # imports it, or skips the module
 
-A need is a tool of `TOOLS`, or a Python library by the name that one imports, with or
-without a least version. The mark is `pytest.mark.requires`; the conftest.py at the root
-turns it into a skip.
+A need is a tool of `TOOLS`, or a Python library by its import name, optionally with a
+minimum version. The mark is `pytest.mark.requires`; the conftest.py at the root turns
+it into a skip.
 """
 
 import ctypes
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def requires(*needs: str) -> "pytest.MarkDecorator":
-    """The mark of a test that needs all of `needs`."""
+    """Return the mark of a test that needs all of `needs`."""
     import pytest  # not a dependency of the package
 
     return pytest.mark.requires(*needs)
 
 
 def load(need: str) -> ModuleType:
-    """The library itself; where it is missing, the test module is skipped."""
+    """Import a library; if it is missing, skip the test module."""
     import pytest
 
     if reason := missing(need):
@@ -44,7 +44,7 @@ def load(need: str) -> ModuleType:
 
 
 def missing(*needs: str) -> str | None:
-    """Why a test that requires `needs` cannot run here; `None` if it can."""
+    """Return why a test that needs `needs` cannot run here; None: it can."""
     lacks = [f"{need} ({why})" for need in needs if (why := _lack(need))]
     return f"requires {', '.join(lacks)}" if lacks else None
 
@@ -53,13 +53,15 @@ def missing(*needs: str) -> str | None:
 def _lack(need: str) -> str | None:
     if need in TOOLS:
         return TOOLS[need]()
-    name, least = _parse(need)
+    name, minimum = _parse(need)
     if importlib.util.find_spec(name) is None:
         return "not installed"
-    if least is None:
+    if minimum is None:
         return None
-    found = _version(name)
-    return None if _numbers(found) >= _numbers(least) else f"version {found} is here"
+    version = _version(name)
+    return (
+        None if _numbers(version) >= _numbers(minimum) else f"version {version} is here"
+    )
 
 
 def _parse(need: str) -> tuple[str, str | None]:
@@ -73,13 +75,13 @@ def _parse(need: str) -> tuple[str, str | None]:
 
 
 def _version(name: str) -> str:
-    # A library is not always distributed under the name that one imports.
+    # The name of a distribution may differ from the import name.
     distributions = importlib.metadata.packages_distributions().get(name, [name])
     return importlib.metadata.version(distributions[0])
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release: (2, 13, 0) of "2.13.0rc1+cpu"."""
+    """Return the release: (2, 13, 0) of "2.13.0rc1+cpu"."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 

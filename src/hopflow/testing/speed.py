@@ -1,8 +1,8 @@
-"""`hopflow fuzz --speed`: draw programs, and keep those that JAX runs faster.
+"""`hopflow fuzz --speed`: draw programs, and save those that JAX runs faster.
 
-Each program is compiled by both, and their calls take turns in one process. One that is
-slower by more than a factor, beyond what calls differ among themselves, is measured
-again, made small, and filed by what it consists of.
+Each program is compiled by both libraries, whose calls alternate in one process. One
+that is slower by more than a factor, beyond the variation of its calls, is measured
+again, shrunk, and saved under the names of its operations.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from hopflow.testing.transforms import Transform
 MOST_CALLS: Final = 60
 FEWEST_CALLS: Final = 5
 SHORTEST: Final = 20e-6
-"""Seconds: below, a call costs more than what it computes."""
+"""Seconds below which the overhead of a call dominates."""
 
 SIZED: Final = CLOSED | {"depth": 1}
 ROUNDS: Final = (
@@ -41,9 +41,11 @@ ROUNDS: Final = (
 
 
 class Times(NamedTuple):
-    """How long calls of one program take, in seconds; the two take turns.
+    """The times of calls of a program, in seconds.
 
-    first   the first call of each, which compiles
+    ours    the times of hopflow
+    theirs  the times of JAX
+    first   the times of the first calls, which compile
     """
 
     ours: Sequence[float]
@@ -52,11 +54,11 @@ class Times(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times longer ours take, by the medians; under 1 is faster."""
+        """The median time of hopflow as a multiple of that of JAX."""
         return median(self.ours) / median(self.theirs)
 
     def is_slower(self, factor: float) -> bool:
-        """Whether all of ours take more than `factor` times what theirs mostly do."""
+        """Whether all calls take more than `factor` times the median of JAX."""
         least = min(self.ours)
         return least > SHORTEST and least > factor * median(self.theirs)
 
@@ -66,10 +68,10 @@ class Times(NamedTuple):
 
 
 def timed(program: Program, transform: Transform, seconds: float = 0.2) -> Times | None:
-    """The times of a program; None: JAX does not have it, or it is refused.
+    """Return the times of a program; None: JAX or hopflow does not support it.
 
     Args:
-        seconds: How long calls are made, if they take no longer than this altogether.
+        seconds: The time for calls, of which there are at least `FEWEST_CALLS`.
     """
     if not in_jax(program) or not transform.fits(program):
         return None
@@ -88,20 +90,20 @@ def timed(program: Program, transform: Transform, seconds: float = 0.2) -> Times
             first = calls[0](), calls[1]()
         except HopflowError:
             return None
-        found: tuple[list[float], list[float]] = ([], [])
+        times: tuple[list[float], list[float]] = ([], [])
         end = time.perf_counter() + seconds
-        while len(found[0]) < MOST_CALLS:
-            for one, call in zip(found, calls, strict=True):
-                one.append(call())
-            if time.perf_counter() > end and len(found[0]) >= FEWEST_CALLS:
+        while len(times[0]) < MOST_CALLS:
+            for durations, call in zip(times, calls, strict=True):
+                durations.append(call())
+            if time.perf_counter() > end and len(times[0]) >= FEWEST_CALLS:
                 break
-    return Times(*found, first)
+    return Times(*times, first)
 
 
 def _call(
     f: Callable[..., Any], arguments: Sequence[Any], wait: Callable[[Any], Any]
 ) -> Callable[[], float]:
-    """What calls a function, and gives the seconds that it took."""
+    """Return a function that calls `f` and returns the seconds that it took."""
 
     def call() -> float:
         began = time.perf_counter()
@@ -112,7 +114,7 @@ def _call(
 
 
 def cause_of(program: Program, transform: str) -> str:
-    """What a small program consists of: its operators, then its operations."""
+    """Return the names of a program's operators and operations."""
     names = sorted({s.operation for s in walk(program.main)})
     parts = sorted(names, key=lambda name: name not in OPERATORS)
     return f"{transform}: {', '.join(parts) or 'nothing'}"
@@ -120,13 +122,13 @@ def cause_of(program: Program, transform: str) -> str:
 
 @dataclass
 class Search:
-    """What was measured.
+    """The results of a search for slow programs.
 
-    factor    how many times longer than JAX's is too long
-    ratios    of all programs: ours to theirs
-    first     the same of first calls
-    slower    of programs that are too slow, the label and the times
-    cliffs    by cause, the smallest one's times
+    factor    the multiple of JAX's time that is too slow
+    ratios    for each program, the ratio of times
+    first     for each program, the ratio of first calls
+    slower    the labels and times of slow programs
+    cliffs    cause -> the times of the smallest program
     """
 
     campaign: Campaign
@@ -144,7 +146,7 @@ class Search:
         progress: Callable[[Campaign, float], None] = lambda *_: None,
         rounds: Sequence[Round] = ROUNDS,
     ) -> None:
-        """Draw and measure until the limit; `speed.json` says what was found."""
+        """Draw and measure programs until the limit, and write `speed.json`."""
         try:
             for number, part in zip(itertools.count(start), itertools.cycle(rounds)):
                 self.campaign.seeds = (start, number)
@@ -152,7 +154,7 @@ class Search:
                     break
                 try:
                     self._search(part, number, share, progress)
-                except Exception as error:  # in drawing, or of one of both
+                except Exception as error:  # in drawing, or in one of the libraries
                     error.add_note(f"{part}, seed {number}")
                     self.campaign.programs[part.profile] += 1
                     self.campaign.failed(error, part.transforms)
@@ -167,11 +169,12 @@ class Search:
         share: float,
         progress: Callable[[Campaign, float], None],
     ) -> None:
+        """Measure the programs of one seed; shrink and save a slow one."""
         [name] = part.transforms
-        transform, found = Transform(name), False
+        transform, has_new_cliff = Transform(name), False
 
         def measure(program: Program) -> None:
-            nonlocal found
+            nonlocal has_new_cliff
             self.campaign.programs[part.profile] += 1
             times = self.timed(program, transform)
             if times is not None:
@@ -179,11 +182,11 @@ class Search:
                 self.first.append(times.first[0] / times.first[1])
             if times is not None and self._stays_slow(program, transform, times):
                 self.slower.append(f"{cause_of(program, name)}: {times}")
-                found = found or not self._is_filed(program, name)
+                has_new_cliff = has_new_cliff or not self._is_filed(program, name)
             progress(self.campaign, share)
 
         drawn(part, number, measure)
-        if not found:
+        if not has_new_cliff:
             return
 
         def refute(program: Program) -> None:
@@ -200,14 +203,14 @@ class Search:
                 self.campaign.keep("cliffs", cause, error.program)
 
     def _stays_slow(self, program: Program, transform: Transform, times: Times) -> bool:
-        """Whether a program is too slow, each time that it is measured."""
+        """Whether a program is too slow when it is measured again, too."""
         if not times.is_slower(self.factor):
             return False
         again = self.timed(program, transform)
         return again is not None and again.is_slower(self.factor)
 
     def _is_filed(self, program: Program, transform: str) -> bool:
-        """Whether it contains what a cliff that is known consists of."""
+        """Whether it contains all operations of a cliff that was already found."""
         names = {s.operation for s in walk(program.main)}
         return any(
             set(parts) <= names for kind, parts in self._filed() if kind == transform
@@ -219,7 +222,7 @@ class Search:
             yield kind, parts.split(", ")
 
     def summary(self) -> str:
-        """What was found, in a few lines."""
+        """Return the results in a few lines."""
         if not self.ratios:
             return "No program was measured."
         share = len(self.slower) / len(self.ratios)
@@ -234,7 +237,8 @@ class Search:
         return "\n".join(rows)
 
     def write(self) -> None:
-        found = {
+        """Write `speed.json`."""
+        summary = {
             "seeds": self.campaign.seeds,
             "factor": self.factor,
             "programs": self.campaign.programs.total(),
@@ -246,11 +250,11 @@ class Search:
         }
         path = Path(self.campaign.folder) / "speed.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(json.dumps(summary, indent=1) + "\n")
 
 
 def show(limit: Limit, start: int, folder: Path, factor: float) -> int:
-    """Search until the limit, or Ctrl-C, and print what was found.
+    """Search until the limit, or Ctrl-C, and print the results.
 
     Returns:
         The exit status: 130 after Ctrl-C, or 0.

@@ -1,4 +1,4 @@
-"""What Hypothesis draws. It is imported late: the package does not depend on it."""
+"""Strategies for programs. Hypothesis is optional, and so imported late."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 BRANCHES: Final = ("cond", "switch")
-"""The operators of two bodies; the others have one."""
+"""The operators with two bodies; the others have one."""
 
 ALIASING: Final = {
     **dict.fromkeys(ALIASING_OPERATIONS, 6),
@@ -28,8 +28,8 @@ ALIASING: Final = {
     "same": 3,
     "exchange": 16,
 }
-"""How often each step that reuses memory is drawn, beside 1 of the others, in programs
-that are drawn for it; `exchange` has many forms."""
+"""The weights of steps that reuse memory, relative to 1 for other steps, in programs
+with `aliasing`; `exchange` has many variants."""
 
 BODIES: Final = ("fori", "while", "scan", "map", "subgraph", "checkpoint", "custom")
 
@@ -47,18 +47,18 @@ def steps(
     most: int = 7,
     operators: Sequence[str | UserOperator] = (*BRANCHES, *BODIES),
 ) -> "SearchStrategy[Any]":
-    """Programs of `testing.programs`.
+    """Return a strategy for trees of steps, see `testing.programs`.
 
     Args:
-        names: Of the operations; one that is named more often is drawn more often.
-        depth: How many operators may be within each other.
-        most: Steps of the program, and of a body that has operators in it.
-        operators: Which of them there may be, as `names`; and of the user's.
+        names: The operations, repeated by their weights.
+        depth: The deepest nesting of operators.
+        most: The most steps of the program, and of a body that may have operators.
+        operators: The operators, also users', repeated by their weights.
     """
     from hypothesis import strategies as st
 
-    # One number and not four: Hypothesis takes away a few of its choices at a time, and
-    # a step that is few choices goes as a whole.
+    # One number instead of four: Hypothesis shrinks by deleting a few choices at a
+    # time, so that a step with few choices is deleted as a whole.
     numbers = st.integers(0, 12**4 - 1).map(
         lambda n: (n % 12, n // 12 % 12, n // 144 % 12, n // 1728)
     )
@@ -81,18 +81,18 @@ def _bodies_of(operator: str | UserOperator) -> int:
 def arguments(
     kind: type[Pool], dtypes: Sequence[str], most: int = 6
 ) -> "SearchStrategy[tuple[Argument, ...]]":
-    """Arguments of programs."""
+    """Return a strategy for the arguments of programs."""
     from hypothesis import strategies as st
 
-    one = st.tuples(
+    choices = st.tuples(
         st.sampled_from(list(dtypes)),
         st.sampled_from(kind.shapes),
         st.integers(0, 9),
     )
-    return st.lists(one, min_size=1, max_size=most).map(
-        lambda found: tuple(
+    return st.lists(choices, min_size=1, max_size=most).map(
+        lambda drawn: tuple(
             Argument(f"x{k}", kind.argument(as_dtype(name), shape, seed))
-            for k, (name, shape, seed) in enumerate(found)
+            for k, (name, shape, seed) in enumerate(drawn)
         )
     )
 
@@ -110,40 +110,40 @@ def programs(
     out_of_range: bool = False,
     aliasing: bool = False,
 ) -> "SearchStrategy[Program]":
-    """Typed programs, which run, stop, and read within bounds unless told otherwise.
+    """Return a Hypothesis strategy for typed programs, which terminate and, by default,
+    index within bounds.
 
     Args:
-        kind: "exact": of small whole numbers, whose meanings agree in every bit.
-            "large": the same, of up to a million elements. "special": of NaN,
-            infinities, signed zeros, denormals and the ends of integers, in every bit
-            too. "smooth": of floats, for derivatives.
-        operators: Of `OPERATORS`. "grow" and "chosen" have sizes that only the run
-            knows; "custom_vjp" has no forward mode. And operators of your own, or
-            functions that call them: with tensors of one type, and functions of tensors
-            that return as many of the same types (`repeat(f, x)`). They must stop
-            whatever the functions do. Options have their defaults.
-        operations: The functions of arrays; None: all of the kind.
-        dtypes: Of the arguments.
-        depth: How many operators may be within each other.
-        size: Steps of the program, and of each body that has operators in it.
-        weights: How often an operator or operation is drawn, beside 1 of the others;
-            your own `repeat` is called `own_repeat` here, and in programs.
+        kind: "exact": small whole numbers, for which all executions agree in every bit.
+            "large": the same, with up to a million elements. "special": NaN,
+            infinities, signed zeros, denormals and extremes of integers, also in every
+            bit. "smooth": floats, for derivatives.
+        operators: Names of `OPERATORS`; "grow" and "chosen" have sizes that are known
+            only at run time, "custom_vjp" has no forward mode. And your operators, or
+            functions that call them: with tensors of one type, and functions from
+            tensors to as many of the same types (`repeat(f, x)`). They must terminate
+            for all functions. Options have their defaults.
+        operations: The array functions; None: all of the kind.
+        dtypes: The dtypes of arguments; None: all of the kind.
+        depth: The deepest nesting of operators.
+        size: The most steps of the program, and of each body that may have operators.
+        weights: Name -> how often an operator or operation is drawn, relative to 1 for
+            others. Your operator `repeat` has the name `own_repeat`, in programs too.
         mutation: Whether programs write to tensors.
-        out_of_range: Whether indices may miss: what reads or writes there stops the
-            program, with an `IndexError` that all meanings must raise, and sums by
-            segment leave it out. Starts of windows, and numbers of branches, are moved
-            to lie within in all programs.
-        aliasing: Whether programs copy, update and view the same arrays on purpose, and
-            exchange the carries of loops: what a compiler must get right that reuses
-            memory. Arguments have more elements then.
+        out_of_range: Whether indices may be out of range: reads and writes there end
+            the program with an `IndexError`, in all executions, and sums by segment
+            omit them. Starts of windows and numbers of branches are always clamped.
+        aliasing: Whether programs copy, update and view the same arrays often, and
+            exchange the carries of loops, to test compilers that reuse memory.
+            Arguments then have more elements.
 
     Raises:
-        ArgumentTypeError: what is to be a list of names is none, or has what is
-            neither a name nor a function.
-        ArgumentValueError: there is nothing of such a name, or nothing to draw from; a
-            number is no whole one from 0 on; an operator of your own cannot be called
-            so, or has the name of another one; or "chosen" is to be out of range: its
-            loops may have no rows, of which nobody reads the types.
+        ArgumentTypeError: a list of names is none, or has an element that is neither a
+            name nor a function.
+        ArgumentValueError: there is no such name, or nothing to draw from; a count is
+            no whole number from 0 on; your operator cannot be called like this, or has
+            the name of another one; or "chosen" is combined with `out_of_range`: its
+            loops may have no rows, whose types are unknown then.
     """
     from hypothesis import strategies as st
 
@@ -151,76 +151,82 @@ def programs(
     weights = dict(weights or {})
     counts = {f"weights[{name!r}]": n for name, n in weights.items()}
     _check_counts({"depth": depth, "size": size} | counts)
-    found = _pool(kind, in_range=not out_of_range, mutation=mutation, aliasing=aliasing)
+    pool = _pool(kind, in_range=not out_of_range, mutation=mutation, aliasing=aliasing)
     optional = {"write", *ALIASING_OPERATIONS}
-    plain = [name for name in found.operations if name not in optional]
-    wanted = plain if operations is None else operations
-    operators, own = _split(operators, found)
-    check_names("programs", "operations", wanted, found.operations)
-    more = ["write"] * mutation
+    plain = [name for name in pool.operations if name not in optional]
+    chosen_operations = plain if operations is None else operations
+    operators, users = _split(operators, pool)
+    check_names("programs", "operations", chosen_operations, pool.operations)
+    extra = ["write"] * mutation
     if aliasing:
-        more += ALIASING_OPERATIONS
+        extra += ALIASING_OPERATIONS
         operators += [name for name in ALIASING_OPERATORS if name not in operators]
         weights = ALIASING | weights
-    names = [*wanted, *(name for name in more if name not in wanted)]
-    given = [as_dtype(d).name for d in (found.dtypes if dtypes is None else dtypes)]
-    known = [*names, *operators, *(x.name for x in own)]
-    check_names("programs", "weights", list(weights), known)
+    names = [
+        *chosen_operations,
+        *(name for name in extra if name not in chosen_operations),
+    ]
+    dtype_names = [
+        as_dtype(d).name for d in (pool.dtypes if dtypes is None else dtypes)
+    ]
+    known_names = [*names, *operators, *(x.name for x in users)]
+    check_names("programs", "weights", list(weights), known_names)
     if out_of_range and "chosen" in operators:
         raise ArgumentValueError(
             'programs: with `out_of_range`, `operators` must be without "chosen".'
         )
     nested: list[str | UserOperator] = [*_weighted(operators, weights)]
-    nested += [x for x in own for _ in range(weights.get(x.name, 1))]
+    nested += [x for x in users for _ in range(weights.get(x.name, 1))]
     names = _weighted(names, weights)
-    for what, choices in (("dtypes", given), ("operations", names)):
+    for label, choices in (("dtypes", dtype_names), ("operations", names)):
         if not choices:
             raise ArgumentValueError(
-                f"programs: `{what}` leaves nothing to draw. Name one at least, whose "
+                f"programs: `{label}` leaves nothing to draw. Name one at least, whose "
                 "weight is not 0."
             )
     trees = steps(names, depth if nested else 0, size, nested)
     return st.builds(
-        lambda args, tree: record(found, tree, args), arguments(found, given), trees
+        lambda args, tree: record(pool, tree, args), arguments(pool, dtype_names), trees
     )
 
 
 def _pool(kind: str, *, in_range: bool, mutation: bool, aliasing: bool) -> type[Pool]:
-    """What programs are drawn from."""
+    """Return the kind of programs with these options."""
     options: dict[str, Any] = {"in_range": in_range, "mutation": mutation}
     if aliasing and kind != "large":
         options["shapes"] = ALIASING_SHAPES
     return type(kind, (KINDS[kind],), options)
 
 
-def _split(operators: Any, found: type[Pool]) -> tuple[list[str], list[UserOperator]]:
-    """The names among operators, and those of the user's.
+def _split(operators: Any, pool: type[Pool]) -> tuple[list[str], list[UserOperator]]:
+    """Divide operators into names and users' operators.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: see `programs`.
     """
     is_list = isinstance(operators, Collection) and not isinstance(operators, str)
     names = [x for x in operators if isinstance(x, str)] if is_list else operators
-    check_names("programs", "operators", names, found.operators)
-    own = [as_user_operator(x) for x in operators if not isinstance(x, str)]
-    for k, operator in enumerate(own):
-        if operator.name in [x.name for x in own[:k]]:
+    check_names("programs", "operators", names, pool.operators)
+    user_operators = [as_user_operator(x) for x in operators if not isinstance(x, str)]
+    for k, operator in enumerate(user_operators):
+        if operator.name in [x.name for x in user_operators[:k]]:
             raise ArgumentValueError(
                 f"programs: `operators` has two that are called `{operator}`. Give a "
                 "function of another name that calls one of them."
             )
-    return list(names), own
+    return list(names), user_operators
 
 
 def _check_counts(counts: Mapping[str, Any]) -> None:
-    """
+    """Check that counts are whole numbers from 0 on.
+
     Raises:
-        ArgumentValueError: one is no whole number from 0 on.
+        ArgumentValueError: one is not.
     """
-    for what, n in counts.items():
+    for option, n in counts.items():
         if type(n) is not int or n < 0:
             raise ArgumentValueError(
-                f"programs: `{what}` must be a whole number from 0 on, and is {n!r}."
+                f"programs: `{option}` must be a whole number from 0 on, and is {n!r}."
             )
 
 
@@ -231,11 +237,15 @@ def _weighted(names: Sequence[str], weights: Mapping[str, int]) -> list[str]:
 def check_names(
     function: str, what: str, names: Any, known: Collection[str] | None = None
 ) -> None:
-    """Check that an argument is a list of names; of `known` ones, where that is given.
+    """Check that an argument is a list of names; of those in `known`, if not None.
+
+    Args:
+        function: The public function, for messages.
+        what: The name of its argument.
 
     Raises:
-        ArgumentTypeError: it is none.
-        ArgumentValueError: there is nothing of such a name.
+        ArgumentTypeError: it is no list of names.
+        ArgumentValueError: a name is unknown.
     """
     if isinstance(names, str) or not isinstance(names, Collection):
         raise ArgumentTypeError(

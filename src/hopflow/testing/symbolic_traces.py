@@ -1,6 +1,6 @@
-"""What tests of symbols share: ways to run, traces for all sizes, texts of graphs.
+"""Helpers for tests of symbols: executions, symbolic traces, texts of graphs.
 
-Needs `pytest`, which the package does not.
+It needs `pytest`, which is no dependency of the package.
 """
 
 import re
@@ -25,17 +25,17 @@ every_trace = pytest.mark.parametrize("run", SYMBOLIC, ids=lambda run: run.__nam
 
 
 def symbolic(f: Callable[..., Any], *args: Any) -> GraphModule:
-    """A function traced for all sizes and numbers, and verified."""
+    """Trace a function with symbolic sizes and numbers, and verify the graph."""
     module = trace(f, *args, mode="symbolic", captures=True)
     verify(module.graph)
     return module
 
 
 def without_lines(graph: Graph) -> str:
-    """A graph's text, without the lines of the user's code."""
+    """Return the text of a graph, without source lines."""
     return "\n" + re.sub(r" +#.*", "", format_graph(graph, width=200))
 
 
 def text(f: Callable[..., Any], *args: Any) -> str:
-    """The graph of a symbolic trace."""
+    """Return the text of the graph of a symbolic trace."""
     return without_lines(symbolic(f, *args).graph)

@@ -1,7 +1,7 @@
-"""Transforms of programs, and what they mean in plain Python.
+"""Transforms of programs, and their reference implementations.
 
-`vmap` is a loop over examples. Of derivatives plain Python knows differences alone, so
-that their reference is the tape over plain Python, which `testing.differences` checks.
+The reference of `vmap` is a loop over batch elements. That of derivatives is the tape
+over debug mode, which `testing.differences` compares with finite differences.
 """
 
 import dataclasses
@@ -29,17 +29,17 @@ Function = Callable[..., Any]
 BATCHING: Final = frozenset(["vmap", "longer vmap"])
 DERIVATIVES: Final = frozenset(["grad", "jvp", "linearize", "hessian"])
 FORWARD: Final = DERIVATIVES - {"grad"}
-"""Those that need tangents, which a `custom_vjp` has not."""
+"""The derivatives that need tangents, which `custom_vjp` does not support."""
 
 
 @dataclass(frozen=True)
 class Transform:
-    """What is done to a function: by `value` nothing; or `vmap`, `grad`, `jvp`,
-    `linearize`, `hessian`, `checkpoint`, or such as "jvp of grad"; or `longer vmap`,
-    for which the function itself makes one batch element more than it is given.
+    """A transform of a function: `vmap`, `grad`, `jvp`, `linearize`, `hessian`,
+    `checkpoint`, a composition such as "jvp of grad", or `value`, the identity; or
+    `longer vmap`, a `vmap` for which the function appends a batch element.
 
     Raises:
-        ArgumentValueError: there is none of that name.
+        ArgumentValueError: there is no such transform.
     """
 
     name: str
@@ -54,25 +54,27 @@ class Transform:
 
     @cached_property
     def steps(self) -> tuple[str, ...]:
-        """The last is done first."""
+        """The names of the composed transforms; the last is applied first."""
         return () if self.name == "value" else tuple(str(self.name).split(" of "))
 
     @cached_property
     def is_derivative(self) -> bool:
+        """Whether it differentiates."""
         return not DERIVATIVES.isdisjoint(self.steps)
 
     @cached_property
     def is_batched(self) -> bool:
+        """Whether it batches."""
         return not BATCHING.isdisjoint(self.steps)
 
     def function(self, program: Program, lib: Any) -> Function:
-        """The function that a meaning runs."""
+        """Return the transformed program in a library, which an execution runs."""
         return self._of(program, lib, lib.vmap if self.is_batched else None)
 
     def _of(self, program: Program, lib: Any, vmap: Any) -> Function:
         f: Function = program.function(lib)
         where = floats(program)
-        is_smooth = False  # whether all that it gives are floats
+        is_smooth = False  # whether all results are floats
         for step in reversed(self.steps):
             if step in BATCHING:
                 f = vmap(f) if step == "vmap" else _longer(vmap(f), lib)
@@ -88,24 +90,24 @@ class Transform:
         return f
 
     def reference(self, program: Program, plain: Plain) -> list[Array]:
-        """Its results in plain Python, on the arguments of a program."""
-        given = self.arguments(program)
+        """Return the reference results for the arguments of a program."""
+        values = self.arguments(program)
         if self.is_derivative:
             f = self._of(program, hopflow, partial(_each, lib=hopflow))
-            return tape(f, given, plain.rounding)
+            return tape(f, values, plain.rounding)
         with np.errstate(all="ignore"):
-            found = self._of(program, plain, partial(_each, lib=np))(*given)
-            return [np.asarray(x) for x in pytree.flatten(found)[0]]
+            results = self._of(program, plain, partial(_each, lib=np))(*values)
+            return [np.asarray(x) for x in pytree.flatten(results)[0]]
 
     def arguments(self, program: Program) -> list[Array]:
-        """What the function is called with."""
-        found = program.values()
+        """Return the arguments of the transformed program."""
+        values = program.values()
         for _ in range(sum(step in BATCHING for step in self.steps)):
-            found = [_batched(x, exact=program.exact) for x in found]
-        return found
+            values = [_batched(x, exact=program.exact) for x in values]
+        return values
 
     def fits(self, program: Program) -> bool:
-        """Whether it is for a program."""
+        """Whether it applies to a program."""
         if not self.is_derivative:
             return True
         forward = (
@@ -115,7 +117,7 @@ class Transform:
 
     @property
     def needs(self) -> set[str]:
-        """What a meaning must have."""
+        """The transforms that an execution must support."""
         batched = {"vmap"} if self.is_batched else set()
         return batched | ({"grad"} if self.is_derivative else set())
 
@@ -124,7 +126,7 @@ class Transform:
 
 
 def _batched(x: Array, *, exact: bool) -> Array:
-    """An argument with a leading axis of examples, each of which is different."""
+    """Return an argument with a batch axis of three different elements."""
     if x.dtype.kind == "b":
         return np.stack([x, ~x, x & False])
     if as_dtype(x.dtype).is_float:
@@ -134,19 +136,19 @@ def _batched(x: Array, *, exact: bool) -> Array:
 
 
 def _each(f: Function, lib: Any) -> Function:
-    """`f` for one example after the other."""
+    """Return `f` in a loop over batch elements."""
 
     def each(*rows: Any) -> Any:
         size = len(rows[0])
-        own = ([lib.asarray(x[i], copy=True) for x in rows] for i in range(size))
-        return pytree.tree_map(lambda *xs: lib.stack(xs), *(f(*xs) for xs in own))
+        elements = ([lib.asarray(x[i], copy=True) for x in rows] for i in range(size))
+        return pytree.tree_map(lambda *xs: lib.stack(xs), *(f(*xs) for xs in elements))
 
     return each
 
 
 def _longer(f: Function, lib: Any) -> Function:
-    """A batched function of what is given and its first batch element once more: how
-    many they are is an expression."""
+    """Return a batched function of the arguments with their first batch element
+    appended, so that the batch size is an expression."""
     return lambda *args: f(*(lib.concat([x, x[:1]]) for x in args))
 
 
@@ -154,19 +156,19 @@ def _longer(f: Function, lib: Any) -> Function:
 
 
 def floats(program: Program) -> tuple[int, ...]:
-    """Which arguments have a derivative."""
-    given = enumerate(program.arguments)
-    return tuple(k for k, a in given if as_dtype(a.value.dtype).is_float)
+    """Return the positions of the arguments that have a derivative."""
+    arguments = enumerate(program.arguments)
+    return tuple(k for k, a in arguments if as_dtype(a.value.dtype).is_float)
 
 
 def scalar(f: Function, lib: Any) -> Function:
-    """The results of a function in one number."""
+    """Return a function that reduces the results of `f` to one number."""
 
     def total(*args: Any) -> Any:
-        found = [x for x in pytree.flatten(f(*args))[0] if x.dtype.kind == "f"]
+        results = [x for x in pytree.flatten(f(*args))[0] if x.dtype.kind == "f"]
         parts = (
             lib.sum(lib.cos(lib.astype(x, lib.float64) + k))
-            for k, x in enumerate(found)
+            for k, x in enumerate(results)
         )
         return sum(parts, start=lib.full((), 0.0, dtype=lib.float64))
 
@@ -188,14 +190,14 @@ def _hessian(f: Function, where: tuple[int, ...], lib: Any) -> Function:
 
 
 def _along(f: Function, where: tuple[int, ...], lib: Any, step: str) -> Function:
-    """The derivative of `f` in a direction, by `jvp` or `linearize`."""
+    """Return the derivative of `f` in a fixed direction, by `jvp` or `linearize`."""
 
     def along(*args: Any) -> Any:
-        def of_floats(*some: Any) -> Any:
-            given = list(args)
-            for k, x in zip(where, some, strict=True):
-                given[k] = x
-            return f(*given)
+        def of_floats(*floats_: Any) -> Any:
+            operands = list(args)
+            for k, x in zip(where, floats_, strict=True):
+                operands[k] = x
+            return f(*operands)
 
         primals = tuple(args[k] for k in where)
         tangents = tuple(lib.cos(2 * x + 1) for x in primals)
@@ -208,13 +210,14 @@ def _along(f: Function, where: tuple[int, ...], lib: Any, step: str) -> Function
 
 
 def tape(f: Function, values: Sequence[Array], rounding: Rounding) -> list[Array]:
+    """Return the results of `f` in debug mode, differentiated by the tape."""
     with debug(), using(Rounded(rounding)):
         result = f(*map(hopflow.asarray, values))
     return [np.asarray(x) for x in pytree.flatten(result)[0]]
 
 
 def _differentiable(program: Program) -> bool:
-    # Our rule of a `custom_jvp` is a forward derivative, which a `custom_vjp` has not.
+    # The rule of `custom_jvp` uses forward mode, which `custom_vjp` does not support.
     rules = (
         inner.operation
         for statement in walk(program.main)
@@ -225,14 +228,15 @@ def _differentiable(program: Program) -> bool:
     return bool(floats(program)) and not program.exact and "custom_vjp" not in rules
 
 
-# --- what differences say of them -----------------------------------------------------
+# --- finite differences ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Differences:
-    """
-    along    (program, rounding) -> what a transform differentiates, at its arguments
-    slopes   (program, results) -> the derivatives of `along` that results have
+    """How to compare a transform with finite differences.
+
+    along    (program, rounding) -> the values that the transform differentiates
+    slopes   (program, results) -> the derivatives of these values, from the results
     """
 
     along: Callable[[Program, Rounding], list[Array]]
@@ -240,18 +244,18 @@ class Differences:
 
 
 def differences_of(transform: Transform) -> Differences | None:
-    """How differences give what a transform gives; None: they do not."""
+    """Return how to compare a transform with finite differences; None: it cannot be."""
     return _DIFFERENCES.get(transform.name)
 
 
 def moved(program: Program, step: float) -> Program:
-    """The program at arguments a step away, in the direction of `_along`."""
+    """Return the program at arguments moved by a step in the direction of `_along`."""
     where, values = floats(program), program.values()
     for k in where:
         values[k] = values[k] + step * np.cos(2 * values[k] + 1)
     names = (a.name for a in program.arguments)
-    near = tuple(map(Argument, names, values))
-    return dataclasses.replace(program, arguments=near)
+    arguments = tuple(map(Argument, names, values))
+    return dataclasses.replace(program, arguments=arguments)
 
 
 def _total(program: Program, rounding: Rounding) -> list[Array]:
