@@ -293,7 +293,7 @@ class _For:
         values = self.before[: len(self.names)]
         index = zeros((), dtype=int64)
         values = _bound(
-            lambda *own: self.step(self.items.at(index), own)[0],
+            lambda *state: self.step(self.items.at(index), state)[0],
             values,
             self.names,
             (RESULT, *self.targets),

@@ -308,7 +308,7 @@ def _exchange_in_fori(
     p: Pool, ns: Sequence[int], carry: tuple[Any, ...], following: Following
 ) -> Any:
     def step(i: Any, *carry: Any) -> Any:
-        return following(p.child(p.m.astype(i, p.m.int64), own=carry), *carry)
+        return following(p.child(p.m.astype(i, p.m.int64), writable=carry), *carry)
 
     return p.lib.fori(0, _steps(p, ns), step, carry)
 
@@ -317,7 +317,7 @@ def _exchange_in_while(
     p: Pool, ns: Sequence[int], carry: tuple[Any, ...], following: Following
 ) -> Any:
     def step(n: Any, *carry: Any) -> Any:
-        return (n - 1, *following(p.child(n, own=carry), *carry))
+        return (n - 1, *following(p.child(n, writable=carry), *carry))
 
     steps = _steps(p, ns)
     first = p.m.full((), steps, dtype=p.m.int64) if type(steps) is int else steps
@@ -334,7 +334,7 @@ def _exchange_in_scan(
     xs = xs[: ns[1] % 6]
 
     def step(carry: Any, x: Any) -> Any:
-        child = p.child(x, own=carry)
+        child = p.child(x, writable=carry)
         after = following(child, *carry)
         return after, after[0] if ns[0] % 2 else carry[-1]
 

@@ -64,15 +64,15 @@ class Pool:
         self.values, self.owned, self.lib = list(values), list(owned), lib
         self.m = lib.m
 
-    def child(self, *more: Any, own: Any = (), writes: bool = True) -> "Pool":
+    def child(self, *more: Any, writable: Any = (), writes: bool = True) -> "Pool":
         """Return the pool of a body.
 
         Args:
             more: Trees of further values.
-            own: Trees of values that the body may write to: carries and slices.
+            writable: Trees of values that the body may write to: carries and slices.
             writes: Whether it may write to values from outside.
         """
-        copies, others = pytree.flatten(own)[0], pytree.flatten(more)[0]
+        copies, others = pytree.flatten(writable)[0], pytree.flatten(more)[0]
         owned = [*(self.owned if writes else ()), *copies]
         return type(self)([*self.values, *copies, *others], owned, self.lib)
 
@@ -417,7 +417,7 @@ def _carry(p: Pool, ns: Sequence[int]) -> tuple[Any, ...]:
 def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def step(i: Any, *carry: Any) -> Any:
         # The index of a loop is weak; steps need a strong array.
-        child = p.child(p.m.astype(i, p.m.int64), own=carry)
+        child = p.child(p.m.astype(i, p.m.int64), writable=carry)
         return _body(child, body, carry, ns[1] % 3)
 
     return p.lib.fori(0, _trips(p, ns[2], ns[3]), step, _carry(p, ns))
@@ -430,7 +430,7 @@ def _while(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
         return more & few if ns[1] % 2 else more
 
     def step(n: Any, *carry: Any) -> Any:
-        return (n - 1, *_body(p.child(n, own=carry), body, carry, ns[0] % 3))
+        return (n - 1, *_body(p.child(n, writable=carry), body, carry, ns[0] % 3))
 
     trips = _trips(p, ns[2], ns[3])
     first = p.m.full((), trips, dtype=p.m.int64) if type(trips) is int else trips
@@ -449,7 +449,7 @@ LOOP_OPTIONS: Final[list[dict[str, Any]]] = [
 
 def _scan(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def step(carry: Any, x: Any) -> Any:
-        child = p.child(own=(carry, x))
+        child = p.child(writable=(carry, x))
         return _body(child, body, carry, ns[0] % 3), (x, child.pick(ns[3]))
 
     def until(carry: Any) -> Any:
@@ -464,7 +464,7 @@ def _scan(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 
 def _map(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     def f(x: Any) -> Any:
-        child = p.child(own=x, writes=False)
+        child = p.child(writable=x, writes=False)
         run(child, body)
         return child.pick(ns[0]), child.pick(ns[2])
 
@@ -508,7 +508,7 @@ def _grow(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
         return x
 
     def step(n: Any, value: Any, longer: Any) -> Any:
-        child = p.child(n, own=value)
+        child = p.child(n, writable=value)
         (value,) = _body(child, body, (value,))
         return n - 1, value, p.m.concat([longer, value[None, ...]])
 
@@ -526,7 +526,7 @@ def _chosen(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
         return x
 
     def step(carry: Any, row: Any) -> Any:
-        child = p.child(own=(carry, row))
+        child = p.child(writable=(carry, row))
         return _body(child, body, carry), p.number(child.pick(ns[3]))
 
     rows = x[p.number(x[(slice(None), *[0] * (x.ndim - 1))]) > p.threshold]

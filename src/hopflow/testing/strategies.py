@@ -235,13 +235,13 @@ def _weighted(names: Sequence[str], weights: Mapping[str, int]) -> list[str]:
 
 
 def check_names(
-    function: str, what: str, names: Any, known: Collection[str] | None = None
+    function: str, argument: str, names: Any, allowed: Collection[str] | None = None
 ) -> None:
-    """Check that an argument is a list of names; of those in `known`, if not None.
+    """Check that an argument is a list of names; of those in `allowed`, if not None.
 
     Args:
         function: The public function, for messages.
-        what: The name of its argument.
+        argument: The name of its argument.
 
     Raises:
         ArgumentTypeError: it is no list of names.
@@ -249,12 +249,12 @@ def check_names(
     """
     if isinstance(names, str) or not isinstance(names, Collection):
         raise ArgumentTypeError(
-            f"{function}: `{what}` must be a list of names, and is {names!r}."
+            f"{function}: `{argument}` must be a list of names, and is {names!r}."
         )
-    if known is None:
+    if allowed is None:
         return
-    if unknown := [name for name in names if name not in list(known)]:
+    if unknown := [name for name in names if name not in list(allowed)]:
         raise ArgumentValueError(
-            f"{function}: `{what}` has {unknown[0]!r}, which is none of "
-            f"{', '.join(known)}."
+            f"{function}: `{argument}` has {unknown[0]!r}, which is none of "
+            f"{', '.join(allowed)}."
         )

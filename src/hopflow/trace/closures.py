@@ -43,19 +43,19 @@ class Surroundings:
     """What a function reads: a memo key, and the tensors in it, in order.
 
     Args:
-        given: The static arguments of the function.
+        static_args: The static arguments of the function.
 
     Raises:
         UnhashableCaptureError: a cell or a default can neither be a key nor an operand.
     """
 
     def __init__(
-        self, op: str, fn: Callable[..., Any], given: Sequence[Any] = ()
+        self, op: str, fn: Callable[..., Any], static_args: Sequence[Any] = ()
     ) -> None:
         self.op, self.fn = op, fn
         self.tensors: list[Value] = []
         self._seen: dict[int, int] = {}
-        self._objects = {id(x): x for x in given if _is_plain(x)}
+        self._objects = {id(x): x for x in static_args if _is_plain(x)}
         self._words: dict[str, None] = {}  # the names in the code read so far
         self.key = self._read(fn, ""), self._attributes()
 

@@ -233,10 +233,10 @@ def _plan_axes(name: str, spec: Any, leaf: Any, where: str) -> LeafPlan:
     return choices
 
 
-def _no_choice(name: str, where: str, found: Any) -> ArgumentTypeError:
+def _no_choice(name: str, where: str, choice: Any) -> ArgumentTypeError:
     return ArgumentTypeError(
         f"{name}: `{where}` must be True, False, None, an `hf.Dim`, or a mapping or "
-        f"sequence of those, and is {found!r}."
+        f"sequence of those, and is {choice!r}."
     )
 
 

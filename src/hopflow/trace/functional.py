@@ -217,8 +217,8 @@ class TracedTensor(Tensor):
         """
         return self.tracer.size_of(self)
 
-    def _concrete(self, use: str) -> Any:
-        return self.tracer.concrete(self, use)
+    def _concrete(self, what: str) -> Any:
+        return self.tracer.concrete(self, what)
 
 
 def _is_same_key(a: Any, b: Any) -> bool:

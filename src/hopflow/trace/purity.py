@@ -147,8 +147,8 @@ class _Reachable:
         for text, read in _STATES.items():
             self.add(text, read)
 
-    def note(self, what: str, line: Any) -> None:
-        self.effects[what, line] = None
+    def note(self, effect: str, line: Any) -> None:
+        self.effects[effect, line] = None
 
     def add(self, text: str, read: Callable[[], dict[Any, Any]]) -> None:
         place = _Place(text, read)

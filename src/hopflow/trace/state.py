@@ -72,19 +72,19 @@ def _parts(path: str, value: Any) -> Iterable[tuple[str, Any]]:
     )
     if is_users:
         return _read_by(value)
-    own = _held(value)
-    if "__wrapped__" in own:
-        return [(path, own["__wrapped__"])]
+    stored = _held(value)
+    if "__wrapped__" in stored:
+        return [(path, stored["__wrapped__"])]
     if isinstance(value, FunctionType):
         return ()
-    attributes = own.get("attributes")
+    attributes = stored.get("attributes")
     if isinstance(attributes, dict) and type(value).__module__.startswith("hopflow."):
         return list(attributes.items())  # of a graph: they have paths as names
     if isinstance(value, MethodType):
         return [(path, value.__self__), (path, value.__func__)]
     if isinstance(value, partial):
-        given = [*enumerate(value.args), *value.keywords.items()]
-        return [(path, value.func), *_joined(path, given)]
+        arguments = [*enumerate(value.args), *value.keywords.items()]
+        return [(path, value.func), *_joined(path, arguments)]
     if isinstance(value, dict):
         return _joined(path, value.items())
     if isinstance(value, list | tuple):
@@ -92,7 +92,7 @@ def _parts(path: str, value: Any) -> Iterable[tuple[str, Any]]:
         return _joined(path, zip(names, value, strict=True))
     members = [x for c in type(value).__mro__ for x in vars(c).values()]
     methods = [(path, x) for x in members if isinstance(x, FunctionType)]
-    return [*_joined(path, own.items()), *methods]
+    return [*_joined(path, stored.items()), *methods]
 
 
 def _held(value: Any) -> dict[str, Any]:

@@ -100,30 +100,30 @@ class ValueTracer(Tracer):
         return arg if isinstance(arg, Constant) else as_value(self.values[arg])
 
     def _expect(
-        self, tensor: TracedTensor, expected: Any, what: str, line: SourceLine | None
+        self, tensor: TracedTensor, expected: Any, use: str, line: SourceLine | None
     ) -> None:
         """Add a check to the graph that Python would get the same value of a tensor."""
         actual: Any = tensor
-        is_exact = what not in _CONVERSIONS
+        is_exact = use not in _CONVERSIONS
         if not is_exact:
             with using(None):
-                expected = np.asarray(_CONVERSIONS[what](EagerTensor(expected)))
+                expected = np.asarray(_CONVERSIONS[use](EagerTensor(expected)))
         with using(self):
             if not is_exact:
-                actual = _CONVERSIONS[what](tensor)
+                actual = _CONVERSIONS[use](tensor)
             condition = self._is(actual, expected, has_sign=is_exact)
             at = f" at {line}" if line else ""
             value = expected if expected.shape else expected.item()
             text = np.array2string(expected, threshold=8, separator=", ")
-            if what == "int" and abs(value) < inf:
+            if use == "int" and abs(value) < inf:
                 text = str(value := int(value))
             message = (
-                f"{name_of(self.f)}: `{what}` of {tensor.type}{at} was {text} in the "
+                f"{name_of(self.f)}: `{use}` of {tensor.type}{at} was {text} in the "
                 "trace, which took it for a constant, and is another one. Trace again, "
                 "or leave it to the run: `hf.cond`, `hf.where`, `hf.while_loop`."
             )
             bind(check_op, [condition], {"message": Message(message)})
-        self.asked_values[f"{what}{at}"] = Specialization(f"{what}(...)", value, line)
+        self.asked_values[f"{use}{at}"] = Specialization(f"{use}(...)", value, line)
 
     def _is(self, tensor: Any, expected: Any, *, has_sign: bool) -> Any:
         """Return the condition that all elements of a tensor are the expected ones.
