@@ -497,7 +497,7 @@ def test_a_step_of_a_scan_that_may_stop_writes_to_its_own_slice(run: Any) -> Non
     agree(x, np.ones((3, 2)))
 
 
-@each_meaning
+@each_execution
 def test_a_value_may_be_a_row_of_a_loop_and_of_one_inside_it(run: Any) -> None:
     def f(x: Any) -> Any:
         def step(c: Any, _: Any) -> Any:
