@@ -50,9 +50,6 @@ class _Pullback:
     def node_effects(self, _params: dict[str, Any]) -> frozenset[str]:
         return self.effects
 
-    def format_sections(self, node: Any) -> list[tuple[Any, ...]]:
-        return [(), (), tuple(node.args), ()]
-
 
 _PULLBACK: Final = _Pullback()
 

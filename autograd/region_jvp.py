@@ -112,11 +112,9 @@ def _with_twins(keys: Sequence[Any], masked: Sequence[bool]) -> list[_Slot]:
 
 
 def _arg_keys(op: Any, node: Node, signature: Signature) -> list[Any]:
-    sections: list[Any] = ["lead"] * op.lead
-    parts = op.format_sections(node)
-    for name, part in zip(("symbol", "operand", "capture"), parts[1:], strict=True):
-        sections += [name] * len(part)
-    return list(zip(sections, signature.args, strict=True))
+    """For each arg what is one for args in a row: its section and its role."""
+    captures = len(node.args) - len(next(iter(node.graphs.values())).captures)
+    return [(i < op.lead, i >= captures, role) for i, role in enumerate(signature.args)]
 
 
 def jvp(

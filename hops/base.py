@@ -15,7 +15,7 @@ from hopflow.batching import operators as batching
 from hopflow.bind import Operand, Value, current, recorded, run_graph, slots
 from hopflow.entries import entry
 from hopflow.errors import CarryTypeError, PredicateError, UnsupportedRuleError
-from hopflow.graph.core import Arg, Graph, Node, map_graphs
+from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.regions import Port, Role
 from hopflow.graph.types import TensorType
@@ -330,10 +330,6 @@ class RegionOperator:
     def node_effects(self, params: dict[str, Any]) -> frozenset[str]:
         """What a node of these params may do besides what its graphs do."""
         return self.effects
-
-    def format_sections(self, node: Node) -> list[tuple[Arg, ...]]:
-        """A node's args as the graph's text groups them."""
-        return list(split_args(self, node.args, node.params))
 
 
 class Parts(NamedTuple):

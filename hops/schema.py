@@ -22,7 +22,7 @@ from hopflow.errors import (
     SchemaError,
 )
 from hopflow.graph.core import Graph, Node
-from hopflow.graph.printer import Names, static_text
+from hopflow.graph.printer import Names
 from hopflow.graph.types import TensorType
 from hopflow.hops.subgraphs import shown
 from hopflow.ops.opdef import as_operand
@@ -346,7 +346,7 @@ def _details(node: Node) -> tuple[_Pairs, _Pairs]:
     functions = tuple((key, _signature(graph)) for key, graph in node.graphs.items())
     graphs = {key.partition("[")[0] for key in node.graphs}
     options = tuple(
-        (key, static_text(value, Names(), {}))
+        (key, Names().static(value, {}))
         for key, value in node.params.items()
         if key not in graphs
     )

@@ -1,7 +1,9 @@
 """Graphs nobody wrote: text reads back, hashes are blind to names, junk is refused."""
 
+import ast
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,17 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hopflow as hf
-from hopflow import dtypes
+from hopflow import dtypes, pytree
 from hopflow.bind import bind
 from hopflow.errors import GraphError, ProgramFormatError
 from hopflow.graph.core import Arg, Constant, Graph, Node, Section, SourceLine, Var
 from hopflow.graph.hashing import equal, structural_hash
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.parser import parse
-from hopflow.graph.printer import format_graph
+from hopflow.graph.printer import format_graph, named_objects
 from hopflow.graph.rewriting import clone, eliminate_dead_code
+from hopflow.graph.running import run_text
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.graph.verifier import verify
+from hopflow.hops.base import interpreted
 from hopflow.symbolic.size import (
     Size,
     SymInt,
@@ -31,6 +35,8 @@ from hopflow.symbolic.size import (
 )
 from hopflow.tensor import asarray
 from hopflow.testing.graphs import OPERATORS, Op
+from hopflow.testing.program import Program
+from hopflow.testing.strategies import programs
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +45,9 @@ ANY = {name: Op(name) for name in ("alpha", "beta", "nest")}
 TABLE = {**OPERATORS, **ANY}
 
 names = st.one_of(
-    st.sampled_from(["x", "y", "x_1", "graph", "return", "f32", "body", "n", "s0"]),
+    st.sampled_from(
+        ["x", "y", "x_1", "def", "return", "f32", "body", "n", "s0", "v0", "alpha"]
+    ),
     st.text(max_size=5),
 )
 SIGNS = list('()[]:;,=*/-%\n#"')
@@ -199,10 +207,10 @@ def test_mangled_text_is_read_or_refused(graph: Graph, data: st.DataObject) -> N
     refused_or_read(text)
 
 
-@given(st.text() | st.text('graph f()->:[]%=,;0123 \n"\\/*-+.e#ux'))
+@given(st.text() | st.text('def f()->:[]%=,;0123 \n"\\/*-+.e#ux'))
 def test_any_text_is_read_or_refused(text: str) -> None:
     refused_or_read(text)
-    refused_or_read(f"graph f() -> ():\n    alpha({text})\n    return\n")
+    refused_or_read(f"def f() -> tuple[()]:\n    alpha({text})\n    return ()\n")
 
 
 def refused_or_read(text: str) -> None:
@@ -246,6 +254,32 @@ def test_dead_code_elimination_keeps_the_results(graph: Graph) -> None:
     for a, b in zip(interpret(graph, args, bind), expected, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     assert eliminate_dead_code(graph) == 0
+
+
+@given(
+    programs("exact", aliasing=True, mutation=True, size=4) | programs(size=3, depth=1),
+    st.sampled_from(["real", "symbolic"]),
+)
+def test_the_text_of_a_drawn_program_reads_back_and_runs(
+    program: Program, mode: str
+) -> None:
+    args = [hf.asarray(x.value) for x in program.arguments]
+    module = hf.trace(program.function(), *args, mode=mode, dynamic=False)
+    graph = module.graph
+    operators = {node.op.name: node.op for node in graph.walk() if node.op is not None}
+    text, objects = format_graph(graph), named_objects(graph)
+    assert ast.unparse(ast.parse(text)) == ast.unparse(ast.parse(module.code).body[1])
+    again = parse(text, operators, graph.attributes, objects)
+    assert structural_hash(again) == structural_hash(graph)
+    assert format_graph(again) == text
+    with interpreted():
+        results = [
+            pytree.flatten(module.evaluated(partial(run, bind=bind), *args))[0]
+            for run in (interpret, run_text)
+        ]
+    for a, b in zip(*results, strict=True):
+        assert a.type == b.type
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 # --- graphs from strangers ------------------------------------------------------------

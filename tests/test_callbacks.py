@@ -28,7 +28,7 @@ from hopflow.errors import (
 )
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.parser import parse
-from hopflow.graph.printer import format_graph
+from hopflow.graph.printer import format_graph, named_objects
 from hopflow.jit import jit
 from hopflow.loop_ir.interpreter import run as run_loop_ir
 from hopflow.ops.opdef import OPERATIONS
@@ -544,9 +544,12 @@ def test_a_text_has_the_name_and_parses_back() -> None:
 
     graph = hf.trace(lambda x: hf.callback(record, None, x), hf.asarray(X)).graph
     text = format_graph(graph)
-    assert 'callback(x, fn="record", types=())' in text
-    module = parse(text, OPERATIONS)
+    assert "callback(x, fn=objects.record, types=())" in text
+    module = parse(text, OPERATIONS, objects=named_objects(graph))
     assert format_graph(module) == text
+    with pytest.raises(AssertionError):
+        interpret(module, [hf.asarray(X)], bind)
+    module = parse(text.replace("objects.record", '"record"'), OPERATIONS)
     with pytest.raises(GraphError, match="only the name `record`"):
         interpret(module, [hf.asarray(X)], bind)
 

@@ -11,8 +11,10 @@ import pytest
 
 import hopflow as hf
 from hopflow import recursion
+from hopflow.bind import bind
 from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
+from hopflow.graph.running import compile_graph
 from hopflow.hops.cond import COND
 from hopflow.hops.map import MAP
 from hopflow.hops.scan import SCAN
@@ -70,7 +72,9 @@ def test_deep_nests_are_copied_printed_and_read(name: str) -> None:
     text = format_graph(module.graph)
     assert format_graph(copy.deepcopy(module.graph)) == text
     operators = {**OPERATIONS, "cond": COND, "scan": SCAN, "map": MAP}
-    assert format_graph(parse(text, operators)) == text
+    read = parse(text, operators)
+    assert format_graph(read) == text
+    assert float(compile_graph(read, bind)(x)) == 1.5
     copied = copy.deepcopy(module)
     assert float(copied(x)) == 1.5
     assert copied.code == module.code

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 NOTE = re.compile(r"docs/notes/[\w-]+\.md")
-GRAPH = re.compile(r"^    graph .*\n(?:    .*\n)+", re.M)
+GRAPH = re.compile(r"^    def .* -> .*\n(?:    .*\n)+", re.M)
 
 
 def sources() -> Iterator[Path]:

@@ -580,7 +580,7 @@ def test_propagation_gives_a_captured_graph_with_the_users_lines() -> None:
     captured = module.propagate(hf.spec("f32[2, 3]"), hf.spec("f32[3, 4]"))
     line = f"# test_fx.py:{affine.__code__.co_firstlineno + 1}"
     assert [text.split("  ")[0] for text in str(captured).splitlines()] == [
-        "graph affine(x: f32[2, 3], w: f32[3, 4]) -> f32[2, 4]:",
+        "def affine(x: f32[2, 3], w: f32[3, 4]) -> f32[2, 4]:",
         "",
         "",
         "",

@@ -43,10 +43,10 @@ def test_a_good_graph_passes(text: str) -> None:
 
 def test_a_size_that_a_result_brings_forth_is_bound_by_it() -> None:
     text = """\
-graph f(x: f32[4]) -> f32[u]:
-    %0: f32[u] = compress(x)
-    %1: f32[u] = sin(%0)
-    return %1
+def f(x: f32[4]) -> f32[u]:
+    v0: f32[u] = compress(x)
+    v1: f32[u] = sin(v0)
+    return v1
 """
     verify(read(text))
 
@@ -61,7 +61,7 @@ class Misplaced(Cond):
         return replace(found, regions=(replace(first, inputs=inputs), *rest))
 
 
-HEAD = "graph f(n: i64[], /, x: f32[n], p: bool[]) -> f32[n]:\n    "
+HEAD = "def f(n: i64, /, x: f32[n], p: bool) -> f32[n]:\n    "
 
 
 def broken_graphs() -> dict[str, tuple[Graph, str]]:
@@ -120,14 +120,14 @@ def broken_graphs() -> dict[str, tuple[Graph, str]]:
     add("rank", "a constant is a scalar", HEAD + "check(x)\n    return x\n").outputs = (
         Constant(1.0, TensorType(dtypes.float32, (1,))),
     )
-    for literal in ("300:i8", "1.5:i32", "1:bool"):
-        text = f"graph f() -> ():\n    check({literal})\n    return\n"
+    for literal in ("i8(300)", "i32(1.5)", "bool(1)"):
+        text = f"def f() -> tuple[()]:\n    check({literal})\n    return ()\n"
         add(literal, "the constant", text)
-    text = "graph f(x: f32[2], y: f32[3]) -> f32[2]:\n    %0: f32[2] = add(x, y)\n"
+    text = "def f(x: f32[2], y: f32[3]) -> f32[2]:\n    v0: f32[2] = add(x, y)\n"
     add(
         "infer",
         "the operands have types that the operator takes",
-        text + "    return %0",
+        text + "    return v0",
     )
     graph = add("arity", "the operator takes 5 args of this signature, not 4")
     graph.nodes[0].args = graph.nodes[0].args[:4]
@@ -172,10 +172,10 @@ def test_a_graph_is_interpreted_node_by_node(p: bool, q: bool, expected: Any) ->
 
 def test_sizes_in_params_are_bound_from_shapes_and_numbers() -> None:
     text = """\
-graph f(n: i64[], m: i64[], /, x: f32[n]) -> (f32[m, n], i64[]):
-    %0: f32[m, n] = broadcast_to(x, shape=(m, n))
-    %1: i64[] = add(m, n)
-    return %0, %1
+def f(n: i64, m: i64, /, x: f32[n]) -> tuple[f32[m, n], i64]:
+    v0: f32[m, n] = broadcast_to(x, shape=(m, n))
+    v1: i64 = add(m, n)
+    return v0, v1
 """
     graph = read(text)
     verify(graph)
@@ -188,10 +188,11 @@ graph f(n: i64[], m: i64[], /, x: f32[n]) -> (f32[m, n], i64[]):
 
 def test_a_size_that_a_node_brings_forth_is_learned_from_its_result() -> None:
     text = """\
-graph f(x: f32[4]) -> f32[2*u]:
-    %0: f32[u] = compress(x)
-    %1: f32[2*u] = noise(%0, size=(2*u,))
-    return %1
+def f(x: f32[4]) -> f32[2*u]:
+    v0: f32[u] = compress(x)
+    u = v0.shape[0]
+    v1: f32[2*u] = noise(v0, size=(2*u,))
+    return v1
 """
     seen = []
 
@@ -211,8 +212,8 @@ def test_a_traced_value_tells_the_size_that_it_is() -> None:
             return size
 
     size = symbol("t")
-    text = "graph f(n: i64[], /) -> f32[n]:\n"
-    text += "    %0: f32[n] = full(2.0, shape=(n,))\n    return %0\n"
+    text = "def f(n: i64, /) -> f32[n]:\n"
+    text += "    v0: f32[n] = full(2.0, shape=(n,))\n    return v0\n"
     seen = []
 
     def run(op: Any, args: Any, params: Any) -> Any:
@@ -224,7 +225,7 @@ def test_a_traced_value_tells_the_size_that_it_is() -> None:
 
 
 def test_constants_and_inputs_may_be_outputs() -> None:
-    graph = read("graph f(x: f32[]) -> (f32[], i8[]):\n    return x, 3:i8\n")
+    graph = read("def f(x: f32) -> tuple[f32, i8]:\n    return x, i8(3)\n")
     x = asarray(1.0)
     assert interpret(graph, [x], bind) == (x, Constant(3, TensorType(dtypes.int8)))
 
@@ -235,7 +236,7 @@ def test_a_wrong_number_of_arguments_is_refused() -> None:
 
 
 def test_a_size_that_nothing_tells_is_refused() -> None:
-    graph = read("graph f() -> ():\n    check()\n    return\n")
+    graph = read("def f() -> tuple[()]:\n    check()\n    return ()\n")
     graph.nodes[0].params["size"] = symbol("n")
     graph.add_input(SYMBOL_TYPE, "m", "symbol", Symbol("m"))
     with pytest.raises(GraphError, match="the size `n` is used before"):
@@ -249,8 +250,8 @@ def test_names_lines_and_notes_play_no_part_in_the_hash() -> None:
     other = NESTED
     for old, new in [("s0", "a"), ("s1", "b"), ("x:", "y:"), ("(x)", "(y)")]:
         other = other.replace(old, new)
-    other = other.replace(", x;", ", y;").replace("; x;", "; y;")
-    other = other.replace("return x", "return y").replace("graph f", "graph g")
+    other = other.replace(", x, then=", ", y, then=")
+    other = other.replace("return x", "return y").replace("def f", "def g")
     a, b = read(NESTED), read(other)
     b.nodes[0].meta["note"] = 1
     b.nodes[0].module_path = "layer"
@@ -259,41 +260,42 @@ def test_names_lines_and_notes_play_no_part_in_the_hash() -> None:
 
 
 def test_the_order_of_params_plays_no_part_in_the_hash() -> None:
-    a = read("graph f() -> ():\n    check(a=1, b=2)\n    return\n")
-    b = read("graph f() -> ():\n    check(b=2, a=1)\n    return\n")
+    a = read("def f() -> tuple[()]:\n    check(a=1, b=2)\n    return ()\n")
+    b = read("def f() -> tuple[()]:\n    check(b=2, a=1)\n    return ()\n")
     assert structural_hash(a) == structural_hash(b)
 
 
 def test_the_name_of_a_symbol_does_not_decide_the_order_of_a_size() -> None:
-    text = (
-        "graph f({0}: i64[], {1}: i64[], /, x: f32[{0}*{0} + {1}]) -> ():\n    return\n"
-    )
+    text = """\
+def f({0}: i64, {1}: i64, /, x: f32[{0}*{0} + {1}]) -> tuple[()]:
+    return ()
+"""
     assert equal(read(text.format("a", "b")), read(text.format("b", "a")))
     swapped = text.replace("{0}*{0} + {1}", "{1}*{1} + {0}")
     assert not equal(read(text.format("a", "b")), read(swapped.format("a", "b")))
 
 
 VARIANTS = [
-    "x; a=1", "x; a=1.0", "x; a=True", 'x; a="1"', "x; a=(1,)", "x; a=((1,),)",
-    "x; a=(1, 1)", "x; a=None", "x; a=0.0", "x; a=-0.0", "x; a=nan", "x; a=inf",
-    "x; a=f32", "x; a=f64", "x; a=f32[]", 'x; a="f32"', "x; b=1", "x; a=n", "x; a=m",
-    "x; a=2*n", "x; a=()", "y; a=1", "1.0; a=1", "1.0:f64; a=1", "1; a=1", "True; a=1",
-    "-0.0; a=1", "0.0; a=1", "n; a=1", "x, y; a=1", "y, x; a=1", 'x; a="1\x1f"',
+    "x, a=1", "x, a=1.0", "x, a=True", 'x, a="1"', "x, a=(1,)", "x, a=((1,),)",
+    "x, a=(1, 1)", "x, a=None", "x, a=0.0", "x, a=-0.0", "x, a=nan", "x, a=inf",
+    "x, a=f32", "x, a=f64", "x, a=f32[()]", 'x, a="f32"', "x, b=1", "x, a=n", "x, a=m",
+    "x, a=2*n", "x, a=()", "y, a=1", "1.0, a=1", "f64(1.0), a=1", "1, a=1", "True, a=1",
+    "-0.0, a=1", "0.0, a=1", "n, a=1", "x, y, a=1", "y, x, a=1", 'x, a="1\x1f"',
 ]  # fmt: skip
 
 
 def test_different_graphs_have_different_hashes() -> None:
-    head = "graph f(n: i64[], m: i64[], /, {}) -> ():\n    check({})\n    return\n"
-    inputs = "x: f32[], y: f32[]"
+    head = "def f(n: i64, m: i64, /, {}) -> tuple[()]:\n    check({})\n    return ()\n"
+    inputs = "x: f32, y: f32"
     graphs = [read(head.format(inputs, v.replace("\x1f", "\\x1f"))) for v in VARIANTS]
-    for other in ("x: f32[], *, y: f32[]", "x: f32[1], y: f32[]", "x: f64[], y: f32[]"):
-        graphs.append(read(head.format(other, "x; a=1")))
-    graphs.append(read(head.format(inputs, "x; a=1").replace("check", "noise", 0)))
-    text = head.format(inputs, "x; a=1").replace("-> ()", "-> f32[]")
-    graphs += [read(text.replace("return", f"return {v}")) for v in ("x", "y")]
+    for other in ("x: f32, *, y: f32", "x: f32[1], y: f32", "x: f64, y: f32"):
+        graphs.append(read(head.format(other, "x, a=1")))
+    graphs.append(read(head.format(inputs, "x, a=1").replace("check", "noise", 0)))
+    text = head.format(inputs, "x, a=1").replace("tuple[()]", "f32")
+    graphs += [read(text.replace("return ()", f"return {v}")) for v in ("x", "y")]
     hashes = [structural_hash(g) for g in graphs]
     repeated = {VARIANTS[hashes.index(h)] for h in hashes if hashes.count(h) > 1}
-    assert repeated == {"x; a=1"}  # the one that was added once more, unchanged
+    assert repeated == {"x, a=1"}  # the one that was added once more, unchanged
     assert not equal(graphs[0], graphs[1])
 
 
@@ -308,7 +310,7 @@ def test_an_object_of_no_static_kind_counts_by_its_identity_or_its_key() -> None
             return "same"
 
     def graph(value: Any) -> Graph:
-        found = read("graph f() -> ():\n    check()\n    return\n")
+        found = read("def f() -> tuple[()]:\n    check()\n    return ()\n")
         found.nodes[0].params["value"] = value
         return found
 

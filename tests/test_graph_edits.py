@@ -77,14 +77,14 @@ def test_a_clone_shares_what_was_shared() -> None:
 
 def test_uses_are_replaced_all_at_once() -> None:
     graph = read(
-        "graph f(x: f32[], y: f32[]) -> (f32[], f32[]):\n"
-        "    %0: f32[] = add(x, y)\n    return %0, x\n"
+        "def f(x: f32, y: f32) -> tuple[f32, f32]:\n"
+        "    v0: f32 = add(x, y)\n    return v0, x\n"
     )
     x, y = graph.inputs
     replace_uses(graph, {x: y, y: x})
     assert format_graph(graph).splitlines()[1:] == [
-        "    %0: f32[] = add(y, x)",
-        "    return %0, y",
+        "    v0: f32 = add(y, x)",
+        "    return v0, y",
     ]
 
 
@@ -102,19 +102,19 @@ def test_a_node_is_erased_when_nothing_reads_it() -> None:
 
 def test_dead_code_goes_and_effects_stay() -> None:
     graph = read("""\
-graph f(p: bool[], x: f32[]) -> ():
-    %w: f32[] = get_attr("w")
-    graph then(x: f32[]) -> ():
-        %0: f32[] = sin(x)
-        %1: f32[] = noise(x)
-        return
-    graph else(x: f32[]) -> ():
-        return
-    cond(p; x; then=then, else=else)
-    cond(p; x; then=else, else=else)
-    %0: f32[] = sin(%w)
-    %1: f32[] = cos(%0)
-    return
+def f(p: bool, x: f32) -> tuple[()]:
+    w: f32 = get_attr("w")
+    def then(x: f32) -> tuple[()]:
+        v0: f32 = sin(x)
+        v1: f32 = noise(x)
+        return ()
+    def else_(x: f32) -> tuple[()]:
+        return ()
+    cond(p, x, then=then, else_=else_)
+    cond(p, x, then=else_, else_=else_)
+    v0: f32 = sin(w)
+    v1: f32 = cos(v0)
+    return ()
 """)
     assert effects(graph) == {"random"}
     assert eliminate_dead_code(graph) == 5
@@ -124,9 +124,9 @@ graph f(p: bool[], x: f32[]) -> ():
 
 
 def test_inputs_that_no_graph_reads_are_pruned() -> None:
-    head = "graph f(n: i64[], m: i64[], k: i64[], /, x: f32[k], *, "
-    first = read(head + "u: f32[n], v: f32[], w: f32[m]) -> f32[m]:\n    return w\n")
-    other = read(head + "u: f32[n], v: f32[], w: f32[m]) -> f32[k]:\n    return x\n")
+    head = "def f(n: i64, m: i64, k: i64, /, x: f32[k], *, "
+    first = read(head + "u: f32[n], v: f32, w: f32[m]) -> f32[m]:\n    return w\n")
+    other = read(head + "u: f32[n], v: f32, w: f32[m]) -> f32[k]:\n    return x\n")
     assert prune_inputs([first, other]) == [1, 2, 5]
     assert [v.node.name for v in first.inputs] == ["m", "k", "x", "w"]
     assert [v.node.name for v in other.inputs] == ["m", "k", "x", "w"]
@@ -135,15 +135,15 @@ def test_inputs_that_no_graph_reads_are_pruned() -> None:
 
 def test_a_graph_is_inlined_with_its_sizes() -> None:
     graph = read("""\
-graph f(n: i64[], /, p: bool[], x: f32[n]) -> f32[n]:
-    graph then(a: i64[], /, x: f32[a]) -> f32[a]:
-        %0: f32[a] = broadcast_to(1.0, shape=(a,))
-        %1: f32[a] = add(x, %0)
-        return %1
-    graph else(a: i64[], /, x: f32[a]) -> f32[a]:
+def f(n: i64, /, p: bool, x: f32[n]) -> f32[n]:
+    def then(a: i64, /, x: f32[a]) -> f32[a]:
+        v0: f32[a] = broadcast_to(1.0, shape=(a,))
+        v1: f32[a] = add(x, v0)
+        return v1
+    def else_(a: i64, /, x: f32[a]) -> f32[a]:
         return x
-    %0: f32[n] = cond(p; n; x; then=then, else=else)
-    return %0
+    v0: f32[n] = cond(p, n, x, then=then, else_=else_)
+    return v0
 """)
     [node] = graph.nodes
     body = node.params["then"]
@@ -155,20 +155,20 @@ graph f(n: i64[], /, p: bool[], x: f32[n]) -> f32[n]:
     assert (
         format_graph(graph)
         == """\
-graph f(n: i64[], /, p: bool[], x: f32[n]) -> f32[n]:
-    %0: f32[n] = broadcast_to(1.0, shape=(n,))  # of cond/then
-    %1: f32[n] = add(x, %0)                     # of cond/then
-    return %1
+def f(n: i64, /, p: bool, x: f32[n]) -> f32[n]:
+    v0: f32[n] = broadcast_to(1.0, shape=(n,))  # of cond/then
+    v1: f32[n] = add(x, v0)                     # of cond/then
+    return v1
 """
     )
 
 
 def test_what_is_inlined_twice_has_attributes_and_symbols_of_its_own() -> None:
     text = """\
-graph f(x: f32[4]) -> f32[u]:
-    %w: f32[4] = get_attr("w")
-    %0: f32[u] = compress(%w)
-    return %0
+def f(x: f32[4]) -> f32[u]:
+    w: f32[4] = get_attr("w")
+    v0: f32[u] = compress(w)
+    return v0
 """
     graph, body = read(text), read(text)
     for _ in range(2):
@@ -179,9 +179,9 @@ graph f(x: f32[4]) -> f32[u]:
 
 def test_symbols_are_substituted_in_types_and_params() -> None:
     graph = read("""\
-graph f(n: i64[], /, x: f32[n]) -> f32[2*n]:
-    %0: f32[2*n] = broadcast_to(1.0, shape=(2*n,))
-    return %0
+def f(n: i64, /, x: f32[n]) -> f32[2*n]:
+    v0: f32[2*n] = broadcast_to(1.0, shape=(2*n,))
+    return v0
 """)
     [bound] = [v.node.symbol for v in graph.symbols]
     assert bound is not None
@@ -190,9 +190,9 @@ graph f(n: i64[], /, x: f32[n]) -> f32[2*n]:
     assert (
         format_graph(graph)
         == """\
-graph f(x: f32[4]) -> f32[8]:
-    %0: f32[8] = broadcast_to(1.0, shape=(8,))
-    return %0
+def f(x: f32[4]) -> f32[8]:
+    v0: f32[8] = broadcast_to(1.0, shape=(8,))
+    return v0
 """
     )
 
@@ -239,7 +239,7 @@ def test_args_that_no_region_needs_are_pruned_generically() -> None:
     node.results[0].type = TensorType(dtypes.float32)
     assert prune_node(node) == [1, 2, 3, 4]
     verify(graph)
-    assert "cond(p; then=then, else=else)" in format_graph(graph)
+    assert "cond(p, then=then, else_=else_)" in format_graph(graph)
 
 
 def test_an_invariant_is_hoisted_out_of_a_body_generically() -> None:
@@ -264,13 +264,13 @@ def test_an_invariant_is_hoisted_out_of_a_body_generically() -> None:
 
 def test_an_added_value_has_the_types_of_each_region() -> None:
     graph = read("""\
-graph f(n: i64[], /, p: bool[], x: f32[n], y: f32[2*n]) -> f32[n]:
-    graph then(a: i64[], /, x: f32[a]) -> f32[a]:
+def f(n: i64, /, p: bool, x: f32[n], y: f32[2*n]) -> f32[n]:
+    def then(a: i64, /, x: f32[a]) -> f32[a]:
         return x
-    graph else(b: i64[], /, x: f32[b]) -> f32[b]:
+    def else_(b: i64, /, x: f32[b]) -> f32[b]:
         return x
-    %0: f32[n] = cond(p; n; x; then=then, else=else)
-    return %0
+    v0: f32[n] = cond(p, n, x, then=then, else_=else_)
+    return v0
 """)
     [node] = graph.nodes
     added = add_invariants(node, [graph.inputs[3]], names=["y"])
@@ -301,7 +301,7 @@ def constant(value: int) -> Constant:
 
 
 def test_types_of_branches_compare_over_the_symbols_of_one() -> None:
-    then = read("graph f(a: i64[], /, x: f32[2*a]) -> f32[2*a]:\n    return x\n")
-    other = read("graph f(b: i64[], /, x: f32[2*b]) -> f32[2*b]:\n    return x\n")
+    then = read("def f(a: i64, /, x: f32[2*a]) -> f32[2*a]:\n    return x\n")
+    other = read("def f(b: i64, /, x: f32[2*b]) -> f32[2*b]:\n    return x\n")
     assert not same_type(other.out_types[0], then.out_types[0])
     assert same_type(out_types_like(other, then)[0], then.out_types[0])

@@ -145,7 +145,7 @@ def test_a_script_repeats_the_error_by_itself(
 ) -> None:
     plant(monkeypatch, KeyError, region_vjp, "_linear_region")
     script = script_of(SCRIPTS[call])
-    assert "f = function(r'''\ngraph" in script
+    assert "f = function(r'''\ndef" in script
     assert repeats(script)
 
 

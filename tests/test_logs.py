@@ -27,7 +27,7 @@ for size in (4, 5, 2):
     f(hf.ones(size), 3)
 """
 SAID = {
-    "graph": ["graph f(s0: i64[], /, x: f32[4]) -> f32[4]:", "multiply(x, %0)"],
+    "graph": ["def f(s0: i64, /, x: f32[4]) -> f32[4]:", "multiply(x, v0)"],
     "sizes": ["s0 = x.shape[0], ", "s1 = n, "],
     "guards": ["x.shape[0] > n  (program.py:5)", "x.shape[0] <= n  (program.py:5)"],
     "passes": [

@@ -20,7 +20,7 @@ from hopflow.compiler.pipeline import lower
 from hopflow.errors import ArgumentTypeError
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.parser import parse
-from hopflow.graph.printer import format_graph
+from hopflow.graph.printer import format_graph, named_objects
 from hopflow.hops.scan import SCAN
 from hopflow.jit import jit
 from hopflow.loop_ir.interpreter import run as run_loop_ir
@@ -422,8 +422,9 @@ def test_programs_that_differ_in_the_label_are_one() -> None:
 def test_a_text_has_the_label(terminal: Terminal) -> None:
     graph = hf.trace(lambda x: decay(x, "decay"), X).graph
     text = format_graph(graph)
-    assert 'progress="decay"' in text
-    again = parse(text, {**OPERATORS, "scan": SCAN})
+    assert "progress=objects.decay" in text
+    operators = {**OPERATORS, "scan": SCAN}
+    again = parse(text, operators, objects=named_objects(graph))
     assert format_graph(again) == text
     interpret(again, [hf.asarray(X)], bind)
     assert lines(terminal)[-1] == "decay 4/4"

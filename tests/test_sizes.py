@@ -18,11 +18,11 @@ from hopflow.errors import (
     HopflowError,
     ShapeError,
 )
-from hopflow.graph.codegen import compile_source, namespace
 from hopflow.graph.core import Graph, size_of
 from hopflow.graph.interpreter import interpret
 from hopflow.graph.parser import parse
 from hopflow.graph.printer import format_graph
+from hopflow.graph.running import compile_graph
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.graph.verifier import verify
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
@@ -262,14 +262,14 @@ def test_a_size_is_a_value(size: SymInt) -> None:
     assert graph.outputs[0] is graph.outputs[1]
     assert graph.outputs[0].type.weak
     kernel = Executable(graph)
-    source = compile_source(graph, namespace(OPERATIONS, bind))
+    source = compile_graph(graph, bind)
     for pair in PAIRS:
         want = substitute(size, dict(zip(free_symbols(n, m), pair, strict=True)))
         x = EagerTensor(np.zeros(pair, "f"))
         assert int(kernel([x])[0]) == want
         found = interpret(graph, [*pair, x], bind)[0]
         assert getattr(found, "value", found) == want
-        assert int(source(x)[0]) == want
+        assert int(source(*pair, x)[0]) == want
 
 
 def condition(env: ShapeEnv) -> list[bool | SymBool]:

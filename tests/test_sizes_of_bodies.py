@@ -58,17 +58,17 @@ def of_two_sizes(x: Any, p: Any) -> Any:
 
 def test_a_size_in_which_branches_differ_is_a_symbol() -> None:
     expected = """
-graph of_two_sizes(x: f32[6], p: bool[]) -> (f32[u0], f32[u0]):
-    graph then(*, x: f32[6]) -> f32[3]:
-        %0: f32[3] = slice(x, starts=(0,), sizes=(3,), steps=(1,))
-        return %0
-    graph else(*, x: f32[6]) -> f32[5]:
-        %0: f32[5] = slice(x, starts=(0,), sizes=(5,), steps=(1,))
-        return %0
-    %0: f32[u0] = cond(p; x; then=then, else=else)
-    u0: i64[] = dim_size(%0, axis=0)
-    %1: f32[u0] = full(0.0, shape=(u0,))
-    return %0, %1
+def of_two_sizes(x: f32[6], p: bool) -> tuple[f32[u0], f32[u0]]:
+    def then(*, x: f32[6]) -> f32[3]:
+        v0: f32[3] = slice(x, starts=(0,), sizes=(3,), steps=(1,))
+        return v0
+    def else_(*, x: f32[6]) -> f32[5]:
+        v0: f32[5] = slice(x, starts=(0,), sizes=(5,), steps=(1,))
+        return v0
+    v0: f32[u0] = cond(p, x, then=then, else_=else_)
+    u0: i64 = int(dim_size(v0, axis=0))
+    v1: f32[u0] = full(0.0, shape=(u0,))
+    return v0, v1
 """
     p = hf.asarray(True)
     module = hf.trace(of_two_sizes, X, p, mode="symbolic", dynamic=False)
@@ -441,22 +441,22 @@ def test_a_name_of_changing_sizes_is_one_size(
 
 def test_a_carry_of_changing_size_is_a_symbol_of_each_graph() -> None:
     expected = """
-graph growing(x: f32[6], steps: i64[]) -> f32[u2]:
-    graph test(i: i64[], y: f32[u1], *, steps: i64[]) -> bool[]:
-        u1: i64[] = dim_size(y, axis=0)
-        %0: bool[] = less(i, steps)
-        return %0
-    graph body(i: i64[], y: f32[u0], *, steps: i64[]) -> (i64[], f32[u0 + 2]):
-        u0: i64[] = dim_size(y, axis=0)
-        %0: bool[] = less_equal(u0, 7)
-        check(%0, u0, 7, message="while_loop: axis 0 of `carry[1]` must have a size \
+def growing(x: f32[6], steps: i64) -> f32[u2]:
+    def test(i: i64, y: f32[u1], *, steps: i64) -> bool:
+        u1: i64 = int(dim_size(y, axis=0))
+        v0: bool = less(i, steps)
+        return v0
+    def body(i: i64, y: f32[u0], *, steps: i64) -> tuple[i64, f32[u0 + 2]]:
+        u0: i64 = int(dim_size(y, axis=0))
+        v0: bool = less_equal(u0, 7)
+        check(v0, u0, 7, message="while_loop: axis 0 of `carry[1]` must have a size \
 from 2 to 9, as `dynamic_carry` has it", condition="u0 <= 7", where="`u0` is made \
 at test")
-        %1: i64[] = add(i, 1)
-        %2: f32[2] = slice(y, starts=(0,), sizes=(2,), steps=(1,))
-        %3: f32[u0 + 2] = concat(y, %2, axis=0)
-        return %1, %3
-    %0: i64[], %1: f32[u2] = while_loop(0, x; steps; test=test, body=body, """
+        v1: i64 = add(i, 1)
+        v2: f32[2] = slice(y, starts=(0,), sizes=(2,), steps=(1,))
+        v3: f32[u0 + 2] = concat(y, v2, axis=0)
+        return v1, v3
+    v0: tuple[i64, f32[u2]] = while_loop(0, x, steps, test=test, body=body, """
     module = hf.trace(growing, X, hf.asarray(1), mode="symbolic", dynamic=False)
     verify(module.graph)
     found = re.sub(r"made at [^\"]*", "made at test", without_lines(module.graph))

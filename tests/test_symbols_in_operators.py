@@ -41,15 +41,15 @@ def test_tensors_that_share_a_symbol_bind_it_once() -> None:
         return hf.cond(p, lambda: z * x, lambda: x)
 
     expected = """
-graph f(s0: i64[], s1: i64[], /, x: f32[s0], y: f32[s1], p: bool[]) -> f32[s0]:
-    %0: f32[s0] = add(x, y)
-    graph then(s0: i64[], /, *, c0: f32[s0], x: f32[s0]) -> f32[s0]:
-        %0: f32[s0] = multiply(c0, x)
-        return %0
-    graph else(s0: i64[], /, *, c1: f32[s0], x: f32[s0]) -> f32[s0]:
+def f(s0: i64, s1: i64, /, x: f32[s0], y: f32[s1], p: bool) -> f32[s0]:
+    v0: f32[s0] = add(x, y)
+    def then(s0: i64, /, *, c0: f32[s0], x: f32[s0]) -> f32[s0]:
+        v0: f32[s0] = multiply(c0, x)
+        return v0
+    def else_(s0: i64, /, *, c1: f32[s0], x: f32[s0]) -> f32[s0]:
         return x
-    %1: f32[s0] = cond(p; s0; %0, x; then=then, else=else)
-    return %1
+    v1: f32[s0] = cond(p, s0, v0, x, then=then, else_=else_)
+    return v1
 """
     assert text(f, X, X, np.array(True)) == expected
 
@@ -63,26 +63,26 @@ def three_deep(x: Any, w: Any) -> Any:
 
 def test_a_size_is_lifted_through_three_bodies_and_no_tensor() -> None:
     expected = """
-graph three_deep(s0: i64[], s1: i64[], /, x: f32[s0], w: f32[s1]) -> f32[s1]:
-    graph test(s1: i64[], s0: i64[], /, i: i64[], a: f32[s1]) -> bool[]:
-        %0: bool[] = less(i, 3)
-        return %0
-    graph body(s1: i64[], s0: i64[], /, i: i64[], a: f32[s1]) -> (i64[], f32[s1]):
-        %0: i64[] = add(i, 1)
-        graph body(s0: i64[], /, x0: f32[], *, i: i64[]) -> f32[]:
-            %0: f32[] = convert(i, dtype=f32, weak=False)
-            %1: bool[] = greater(x0, %0)
-            graph then(s0: i64[], /, *, x0: f32[]) -> f32[]:
-                %0: f32[] = convert(s0, dtype=f32, weak=False)
-                %1: f32[] = multiply(x0, %0)
-                return %1
-            graph else(s0: i64[], /, *, x0: f32[]) -> f32[]:
+def three_deep(s0: i64, s1: i64, /, x: f32[s0], w: f32[s1]) -> f32[s1]:
+    def test(s1: i64, s0: i64, /, i: i64, a: f32[s1]) -> bool:
+        v0: bool = less(i, 3)
+        return v0
+    def body(s1: i64, s0: i64, /, i: i64, a: f32[s1]) -> tuple[i64, f32[s1]]:
+        v0: i64 = add(i, 1)
+        def body(s0: i64, /, x0: f32, *, i: i64) -> f32:
+            v0: f32 = convert(i, dtype=f32, weak=False)
+            v1: bool = greater(x0, v0)
+            def then(s0: i64, /, *, x0: f32) -> f32:
+                v0: f32 = convert(s0, dtype=f32, weak=False)
+                v1: f32 = multiply(x0, v0)
+                return v1
+            def else_(s0: i64, /, *, x0: f32) -> f32:
                 return x0
-            %2: f32[] = cond(%1; s0; x0; then=then, else=else)
-            return %2
-        %1: f32[s1] = map(s0; a; i; body=body, length=s1)
-        return %0, %1
-    %0: i64[], %1: f32[s1] = while_loop(s1, s0; 0, w; test=test, body=body, """
+            v2: f32 = cond(v1, s0, x0, then=then, else_=else_)
+            return v2
+        v1: f32[s1] = map(s0, a, i, body=body, length=s1)
+        return v0, v1
+    v0: tuple[i64, f32[s1]] = while_loop(s1, s0, 0, w, test=test, body=body, """
     assert text(three_deep, X, X[:2]).startswith(expected)
 
 
@@ -93,22 +93,22 @@ def over_an_item(x: Any) -> Any:
 
 def test_the_number_of_an_item_is_lifted() -> None:
     expected = """
-graph over_an_item(s0: i64[], /, x: f32[s0]) -> f32[s0]:
-    %0: f32[] = reduce_sum(x, axes=(0,))
-    %1: i32[] = convert(%0, dtype=i32)
-    u0: i64[] = item(%1, min=-2147483648, max=2147483647, known=True)
-    graph body(u0: i64[], /, x0: f32[]) -> f32[]:
-        %0: bool[] = greater_equal(u0, 0)
-        check(%0, u0, 0, message="ones: `shape` must not be negative", \
+def over_an_item(s0: i64, /, x: f32[s0]) -> f32[s0]:
+    v0: f32 = reduce_sum(x, axes=(0,))
+    v1: i32 = convert(v0, dtype=i32)
+    u0: i64 = int(item(v1, min=-2147483648, max=2147483647, known=True))
+    def body(u0: i64, /, x0: f32) -> f32:
+        v0: bool = greater_equal(u0, 0)
+        check(v0, u0, 0, message="ones: `shape` must not be negative", \
 condition="u0 >= 0", where="`u0` is made by `hf.astype(hf.sum(x), \\"int32\\").item()`")
-        %1: f32[] = convert(u0, dtype=f32, weak=False)
-        %2: f32[] = multiply(x0, %1)
-        %3: f32[u0] = full(1.0, shape=(u0,))
-        %4: f32[] = reduce_sum(%3, axes=(0,))
-        %5: f32[] = add(%2, %4)
-        return %5
-    %2: f32[s0] = map(u0; x; body=body, length=s0)
-    return %2
+        v1: f32 = convert(u0, dtype=f32, weak=False)
+        v2: f32 = multiply(x0, v1)
+        v3: f32[u0] = full(1.0, shape=(u0,))
+        v4: f32 = reduce_sum(v3, axes=(0,))
+        v5: f32 = add(v2, v4)
+        return v5
+    v2: f32[s0] = map(u0, x, body=body, length=s0)
+    return v2
 """
     assert re.sub(r" \(\w+\.py:\d+\)", "", text(over_an_item, X)) == expected
 
@@ -120,21 +120,21 @@ def over_a_mask(x: Any) -> Any:
 
 def test_a_tensor_of_unbacked_size_is_lifted_after_its_size() -> None:
     expected = """
-graph over_a_mask(s0: i64[], /, x: f32[s0]) -> f32[s0]:
-    %0: bool[s0] = greater(x, 2.0)
-    %1: i64[s0] = convert(%0, dtype=i64)
-    %2: i64[] = reduce_sum(%1, axes=(0,))
-    u0: i64[] = item(%2, min=0, known=True)
-    %3: i64[u0] = flatnonzero(%0, size=u0)
-    %4: f32[u0] = gather(x, %3, axes=(0,), batch=0)
-    graph body(u0: i64[], /, x0: f32[], *, c0: f32[u0]) -> f32[]:
-        %0: f32[] = reduce_sum(c0, axes=(0,))
-        %1: f32[] = convert(u0, dtype=f32, weak=False)
-        %2: f32[] = multiply(%0, %1)
-        %3: f32[] = add(x0, %2)
-        return %3
-    %5: f32[s0] = map(u0; x; %4; body=body, length=s0)
-    return %5
+def over_a_mask(s0: i64, /, x: f32[s0]) -> f32[s0]:
+    v0: bool[s0] = greater(x, 2.0)
+    v1: i64[s0] = convert(v0, dtype=i64)
+    v2: i64 = reduce_sum(v1, axes=(0,))
+    u0: i64 = int(item(v2, min=0, known=True))
+    v3: i64[u0] = flatnonzero(v0, size=u0)
+    v4: f32[u0] = gather(x, v3, axes=(0,), batch=0)
+    def body(u0: i64, /, x0: f32, *, c0: f32[u0]) -> f32:
+        v0: f32 = reduce_sum(c0, axes=(0,))
+        v1: f32 = convert(u0, dtype=f32, weak=False)
+        v2: f32 = multiply(v0, v1)
+        v3: f32 = add(x0, v2)
+        return v3
+    v5: f32[s0] = map(u0, x, v4, body=body, length=s0)
+    return v5
 """
     assert text(over_a_mask, X) == expected
 
@@ -146,20 +146,20 @@ def bounded_by_an_item(x: Any) -> Any:
 
 def test_a_loop_whose_bound_is_an_item() -> None:
     expected = """
-graph bounded_by_an_item(s0: i64[], /, x: f32[s0]) -> (i64[], f32[]):
-    %0: bool[s0] = greater(x, 2.0)
-    %1: i64[s0] = convert(%0, dtype=i64)
-    %2: i64[] = reduce_sum(%1, axes=(0,))
-    u0: i64[] = item(%2)
-    graph test(u0: i64[], /, i: i64[], a: f32[]) -> bool[]:
-        %0: bool[] = less(i, u0)
-        return %0
-    graph body(u0: i64[], /, i: i64[], a: f32[]) -> (i64[], f32[]):
-        %0: i64[] = add(i, 1)
-        %1: f32[] = convert(u0, dtype=f32)
-        %2: f32[] = add(a, %1)
-        return %0, %2
-    %3: i64[], %4: f32[] = while_loop(u0; 0, 0.0; test=test, body=body, """
+def bounded_by_an_item(s0: i64, /, x: f32[s0]) -> tuple[i64, f32]:
+    v0: bool[s0] = greater(x, 2.0)
+    v1: i64[s0] = convert(v0, dtype=i64)
+    v2: i64 = reduce_sum(v1, axes=(0,))
+    u0: i64 = int(item(v2))
+    def test(u0: i64, /, i: i64, a: f32) -> bool:
+        v0: bool = less(i, u0)
+        return v0
+    def body(u0: i64, /, i: i64, a: f32) -> tuple[i64, f32]:
+        v0: i64 = add(i, 1)
+        v1: f32 = convert(u0, dtype=f32)
+        v2: f32 = add(a, v1)
+        return v0, v2
+    v3: tuple[i64, f32] = while_loop(u0, 0, 0.0, test=test, body=body, """
     assert text(bounded_by_an_item, X).startswith(expected)
 
 

@@ -226,17 +226,18 @@ def test_carries_that_change_places_are_handed_over(name: str, copies: int) -> N
 
 
 BOTH = """\
-graph f(n: i64[], /, x: f64[n], m: bool[n], k: i64[]
-) -> (f64[2*u0, n], f64[u1], i64[u1]):
-    %0: i64[n] = convert(m, dtype=i64)
-    %1: i64[] = reduce_sum(%0, axes=(0,))
-    u0: i64[] = item(%1, min=0)
-    u1: i64[] = item(k, min=0, max=1000000000000000000)
-    %2: f64[2*u0, n] = full(1.0:f64, shape=(2*u0, n))
-    %3: f64[2*u0, n] = add(%2, x)
-    %4: i64[u1] = iota(shape=(u1,), axis=0, dtype=i64)
-    %5: f64[u1] = convert(%4, dtype=f64)
-    return %3, %5, %4
+def f(
+        n: i64, /, x: f64[n], m: bool[n], k: i64
+) -> tuple[f64[2*u0, n], f64[u1], i64[u1]]:
+    v0: i64[n] = convert(m, dtype=i64)
+    v1: i64 = reduce_sum(v0, axes=(0,))
+    u0: i64 = int(item(v1, min=0))
+    u1: i64 = int(item(k, min=0, max=1000000000000000000))
+    v2: f64[2*u0, n] = full(f64(1.0), shape=(2*u0, n))
+    v3: f64[2*u0, n] = add(v2, x)
+    v4: i64[u1] = iota(shape=(u1,), axis=0, dtype=i64)
+    v5: f64[u1] = convert(v4, dtype=f64)
+    return v3, v5, v4
 """
 
 
@@ -265,7 +266,7 @@ def test_a_trap_names_the_symbol_its_range_and_the_line() -> None:
     text = BOTH.replace(
         "item(k, min=0, max=1000000000000000000)", "item(k, min=1, max=9)"
     )
-    graph = read(text.replace("max=9)", f"max=9)  # {line}"))
+    graph = read(text.replace("max=9))", f"max=9))  # {line}"))
     for k in (0, 10, -5):
         message = rf"`u1` \({line}\) is {k}, and must be at least 1 and at most 9"
         with pytest.raises(CheckError, match=message):

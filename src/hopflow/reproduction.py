@@ -1,6 +1,6 @@
 """Scripts that reproduce a user's call which met a defect of hopflow.
 
-    f = function('''graph ...''')
+    f = function('''def ...''')
     hf.jit(hf.grad(f), dynamic=True)(x)
 
 The user's function is written as its graph, so that the script is self-contained. The

@@ -115,7 +115,7 @@ def show_graph(report: Report, points: Array, inits: Array, steps: int) -> None:
     report.title(
         "The graph",
         f"{count} operations, as Python that runs. Subgraphs are nested functions;",
-        "what they close over is free. Comments give types, and lines of kmeans.py.",
+        "what they close over stands behind `*`. Comments give lines of kmeans.py.",
     )
     report.source(module.print_readable(print_output=False))
 

@@ -1,16 +1,11 @@
 """`GraphModule`: a graph of `fx` that runs, as the Python source that it prints as."""
 
-import __future__
-
 import inspect
-import linecache
 from collections.abc import Iterable
-from itertools import count
 from keyword import iskeyword
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from weakref import finalize
 
 import numpy as np
 
@@ -25,9 +20,8 @@ from hopflow.fx.runner import Runner
 from hopflow.fx.source import python_source
 from hopflow.fx.wrapping import with_recorded
 from hopflow.graph.module import GraphModule as Captured
+from hopflow.graph.running import execute
 from hopflow.trace.capture import trace
-
-_numbers: Final = count()
 
 
 class _Program:
@@ -41,23 +35,15 @@ class _Program:
         self.graph = graph
         source = python_source(graph)
         self.code = source.text
-        file = f"<graph {graph.name} {next(_numbers)}>"
-        # So that tracebacks show the line, as long as there is something to trace.
-        lines = source.text.splitlines(keepends=True)
-        linecache.cache[file] = len(source.text), None, lines, file
-        finalize(self, linecache.cache.pop, file, None)
-        # Annotations are kept, and not evaluated.
-        flags = __future__.annotations.compiler_flag
-        scope = with_recorded(source.scope)
         try:
-            code = compile(source.text, file, "exec", flags, dont_inherit=True)
+            self.function = execute(
+                source.text, graph.name, with_recorded(source.scope)
+            )
         except SyntaxError as error:
             raise GraphError(
                 f"the source of graph `{graph.name}` is no Python: {error.msg} in line "
                 f"{error.lineno}. See what `on_generate_code` was given."
             ) from None
-        exec(code, scope)
-        self.function = scope[graph.name]
         self.function.__annotations__ = _annotations(graph)
         signature = inspect.signature(self.function)
         _, *parameters = signature.parameters.values()

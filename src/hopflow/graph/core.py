@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from hopflow.graph.types import Shape, TensorType
 from hopflow.recursion import deep_recursion
@@ -152,7 +152,10 @@ class Graph:
     `inputs` are placeholders: symbols, operands, captures, in this order. `attributes`
     (on a root graph only) are `get_attr` nodes: name -> the tensor they hold. `nodes`
     are the calls and attributes in order of execution; `outputs` may be any args.
+    Printed, a graph is Python; see `graph.printer`, which brings `text`.
     """
+
+    text: ClassVar[Callable[["Graph"], str]]
 
     __slots__ = (
         "__weakref__",
@@ -171,6 +174,9 @@ class Graph:
         self.outputs: tuple[Arg, ...] = ()
         self.attributes: dict[str, Any] = {}
         self.output_line: SourceLine | None = None
+
+    def __str__(self) -> str:
+        return Graph.text(self)
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self.nodes)} nodes>"

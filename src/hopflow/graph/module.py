@@ -17,9 +17,9 @@ from hopflow.errors import (
     ShapeError,
     StructureError,
 )
-from hopflow.graph.codegen import python_source
 from hopflow.graph.core import Graph, SourceLine, Var, match_shapes
 from hopflow.graph.interpreter import Evaluate
+from hopflow.graph.parser import HEADER
 from hopflow.graph.printer import format_graph
 from hopflow.graph.types import TensorType, same_size
 from hopflow.pytree import Spec
@@ -331,12 +331,12 @@ class GraphModule:
 
     @property
     def code(self) -> str:
-        """The graph as Python source; see `graph.codegen`."""
-        return python_source(self.graph)
+        """The graph as a file of Python; see `graph.running` for what it refers to."""
+        return f"{HEADER}\n\n{format_graph(self.graph)}"
 
     def print_readable(self, print_output: bool = True) -> str:
-        """The graph as Python source, printed if `print_output`."""
-        code = self.code
+        """The graph's text, printed if `print_output`."""
+        code = format_graph(self.graph)
         if print_output:
             print(code)
         return code
@@ -347,4 +347,4 @@ class GraphModule:
     def __repr__(self) -> str:
         first, *_ = format_graph(self.graph, width=1 << 20).split(":\n", 1)
         count = sum(1 for _ in self.graph.walk())
-        return f"<GraphModule {first.removeprefix('graph ')}: {count} nodes>"
+        return f"<GraphModule {first.removeprefix('def ')}: {count} nodes>"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hopflow.bind import bind
-from hopflow.graph.core import Graph, Node, Var, map_graphs
-from hopflow.graph.interpreter import interpret
+from hopflow.graph.core import Graph, Node
+from hopflow.graph.interpreter import Evaluate, interpret
 from hopflow.graph.parser import parse
 from hopflow.graph.regions import (
     Port,
@@ -55,12 +55,11 @@ class Cond:
     ) -> dict[str, Any]:
         return params
 
-    def format_sections(self, node: Node) -> list[tuple[Any, ...]]:
-        end = 1 + len(node.params["then"].symbols)
-        return [node.args[:1], node.args[1:end], node.args[end:]]
-
-    def debug(self, pred: Any, *operands: Any, then: Any, else_: Any) -> Any:
-        return then(*operands) if bool(pred) else else_(*operands)
+    def interpret(
+        self, args: Sequence[Any], params: dict[str, Any], evaluate: Evaluate
+    ) -> Sequence[Any]:
+        graph = params["then" if bool(args[0]) else "else_"]
+        return evaluate(graph, args[1:])
 
 
 class Loop:
@@ -100,14 +99,19 @@ class Loop:
     ) -> dict[str, Any]:
         return {**params, "num_carry": list(args).count("carry")}
 
-    def debug(self, *args: Any, body: Any, length: Any, num_carry: int) -> Any:
-        carry, xs = args[:num_carry], args[num_carry:]
+    def interpret(
+        self, args: Sequence[Any], params: dict[str, Any], evaluate: Evaluate
+    ) -> Sequence[Any]:
+        body, count = params["body"], params["num_carry"]
+        first, last = len(body.symbols), len(args) - len(body.captures)
+        symbols, captures = args[:first], args[last:]
+        carry, xs = args[first : first + count], args[first + count : last]
         stacks = []
-        for i in range(length):
+        for i in range(params["length"]):
             slices = [asarray(np.asarray(x)[i]) for x in xs]
-            results = body(*carry, *slices)
-            carry = results[:num_carry]
-            stacks.append(results[num_carry:])
+            results = evaluate(body, [*symbols, *carry, *slices, *captures])
+            carry = results[:count]
+            stacks.append(results[count:])
         ys = [
             asarray(np.stack([np.asarray(y) for y in c]))
             for c in zip(*stacks, strict=True)
@@ -152,43 +156,43 @@ OPERATORS: dict[str, Any] = {
 }
 
 NESTED = """\
-graph f(s0: i64[], s1: i64[], /, x: f32[s0, s1], p: bool[], q: bool[]) -> f32[s0, s1]:
-    graph then(s0: i64[], s1: i64[], /, *, q: bool[], x: f32[s0, s1]) -> f32[s0, s1]:
-        graph then(s0: i64[], s1: i64[], /, *, x: f32[s0, s1]) -> f32[s0, s1]:
-            %0: f32[s0, s1] = sin(x)  # model.py:3
-            return %0
-        graph else(s0: i64[], s1: i64[], /, *, x: f32[s0, s1]) -> f32[s0, s1]:
-            %0: f32[s0, s1] = cos(x)
-            return %0
-        %0: f32[s0, s1] = cond(q; s0, s1; x; then=then, else=else)
-        return %0
-    graph else(s0: i64[], s1: i64[], /, *, q: bool[], x: f32[s0, s1]) -> f32[s0, s1]:
+def f(s0: i64, s1: i64, /, x: f32[s0, s1], p: bool, q: bool) -> f32[s0, s1]:
+    def then(s0: i64, s1: i64, /, *, q: bool, x: f32[s0, s1]) -> f32[s0, s1]:
+        def then(s0: i64, s1: i64, /, *, x: f32[s0, s1]) -> f32[s0, s1]:
+            v0: f32[s0, s1] = sin(x)  # model.py:3
+            return v0
+        def else_(s0: i64, s1: i64, /, *, x: f32[s0, s1]) -> f32[s0, s1]:
+            v0: f32[s0, s1] = cos(x)
+            return v0
+        v0: f32[s0, s1] = cond(q, s0, s1, x, then=then, else_=else_)
+        return v0
+    def else_(s0: i64, s1: i64, /, *, q: bool, x: f32[s0, s1]) -> f32[s0, s1]:
         return x
-    %0: f32[s0, s1] = cond(p; s0, s1; q, x; then=then, else=else)
-    return %0
+    v0: f32[s0, s1] = cond(p, s0, s1, q, x, then=then, else_=else_)
+    return v0
 """
 
 ALL_SORTS = """\
-graph f(x: f32[3], y: f64[3, 0]) -> (f32[3], bool[], f64[]):
-    %w: f32[3] = get_attr("w")
-    %layers_0_w: f32[3] = get_attr("layers.0.w")    # net.py:12
-    %0: f32[3] = add(%w, x, 2.0, -1:i32, nan, -inf:f64, True, -0.0)
-    check(%0, a=f32, b=f32[3], c=None, d=(1, (2.5,), ()), e="a \\"b\\"\\\\\\n\\u20ac")
-    %1: f32[3], %2: f32[3] = pair(%0, %layers_0_w)  # net.py:13
-    %3: f32[3] = noise(%1, flag=True, size=-3, axes=(1,), x=1e-07, y=nan)
-    return %3, False, inf:f64                       # net.py:14
+def f(x: f32[3], y: f64[3, 0]) -> tuple[f32[3], bool, f64]:
+    w: f32[3] = get_attr("w")
+    layers_0_w: f32[3] = get_attr("layers.0.w")       # net.py:12
+    v0: f32[3] = add(w, x, 2.0, i32(-1), nan, f64(-inf), True, -0.0)
+    check(v0, a=f32, b=f32[3], c=None, d=(1, (2.5,), ()), e="a \\"b\\"\\\\\\n\\u20ac")
+    v1: tuple[f32[3], f32[3]] = pair(v0, layers_0_w)  # net.py:13
+    v2: f32[3] = noise(v1[0], flag=True, size=-3, axes=(1,), x=1e-07, y=nan)
+    return v2, False, f64(inf)                        # net.py:14
 """
 
 SCAN = """\
-graph f(n: i64[], /, c: f32[n], d: f32[], xs: f32[5, n], w: f32[n]) -> f32[n]:
-    graph body(n: i64[], /, c: f32[n], d: f32[], x: f32[n], *, w: f32[n]) -> (f32[n], f32[], f32[n]):
-        %0: f32[n] = sin(w)
-        %1: f32[n] = multiply(x, %0)
-        %2: f32[n] = add(c, %1)
-        %3: f32[] = add(d, 1.0)
-        return %2, %3, %1
-    %0: f32[n], %1: f32[], %2: f32[5, n] = loop(n, c, d, xs, w; body=body, length=5, num_carry=2)
-    return %0
+def f(n: i64, /, c: f32[n], d: f32, xs: f32[5, n], w: f32[n]) -> f32[n]:
+    def body(n: i64, /, c: f32[n], d: f32, x: f32[n], *, w: f32[n]) -> tuple[f32[n], f32, f32[n]]:
+        v0: f32[n] = sin(w)
+        v1: f32[n] = multiply(x, v0)
+        v2: f32[n] = add(c, v1)
+        v3: f32 = add(d, 1.0)
+        return v2, v3, v1
+    v0: tuple[f32[n], f32, f32[5, n]] = loop(n, c, d, xs, w, body=body, length=5, num_carry=2)
+    return v0[0]
 """  # noqa: E501
 
 
@@ -212,27 +216,4 @@ def run_nested(op: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
     """Evaluate a node like `bind`, and the operators of this file by `debug`."""
     if not isinstance(op, Cond | Loop):
         return bind(op, args, params)
-    node = Node("call_function", op, tuple(args), params)
-    types = op.result_types([], params)
-    node.results = tuple(Var(node, i, t) for i, t in enumerate(types))
-    signature = op.signature(node)
-
-    def function(graph: Graph) -> Any:
-        [region] = [r for r in signature.regions if r.graph is graph]
-
-        def call(*operands: Any) -> Any:
-            remaining = iter(operands)
-            inputs = [
-                args[p.at]
-                if p.at is not None and (v.node.section != "operand")
-                else next(remaining)
-                for v, p in zip(graph.inputs, region.inputs, strict=True)
-            ]
-            return interpret(graph, inputs, run_nested)
-
-        return call
-
-    sections = zip(args, signature.args, strict=True)
-    end = len(args) - len(signature.regions[0].graph.captures)
-    operands = [a for i, (a, r) in enumerate(sections) if r != "symbol" and i < end]
-    return op.debug(*operands, **map_graphs(params, function))
+    return op.interpret(args, params, lambda g, xs: interpret(g, xs, run_nested))

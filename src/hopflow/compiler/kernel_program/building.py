@@ -1,9 +1,9 @@
 """A graph becomes a kernel program: each node's rule is called once, with values.
 
-    graph f(x: f64[n]):                     program f(x: f64[n]):
-        a = multiply(x, 2.0)                    v0[i0 < n]: f64 = x[i0] * 2.0
-        b = sum(a; axes=(0,))                   v1: f64 = reduce add i0 < n of v0[i0]
-        return b                                return v1
+    def f(x: f64[n]) -> f64:                program f(x: f64[n]):
+        v0: f64[n] = multiply(x, f64(2.0))      v0[i0 < n]: f64 = x[i0] * 2.0
+        v1: f64 = reduce_sum(v0, axes=(0,))     v1: f64 = reduce add i0 < n of v0[i0]
+        return v1                               return v1
 
 Dead nodes are left out, and equal ones done once. The graph that an operator stands for
 is part of the block around it.
