@@ -21,6 +21,7 @@ from hopflow.graph.regions import Port, Role
 from hopflow.graph.types import TensorType
 from hopflow.hops.schema import Schema, schema_of_call
 from hopflow.hops.subgraphs import Function, as_value, own_copy
+from hopflow.ops.opdef import Upgrade
 from hopflow.pytree import Spec
 from hopflow.recursion import deep_recursion
 from hopflow.symbolic.size import Size
@@ -119,6 +120,7 @@ class RegionOperator:
     is_call    whether a node means its one graph, run once on all of its args
     transforms whether what a node lowers to has derivatives or batches of its graphs
     counts_by_rows   whether only the rows of its stacks tell how many steps there were
+    version, upgrades   of what its nodes have; see `OpDef`
     """
 
     name: ClassVar[str] = "operator"
@@ -127,6 +129,8 @@ class RegionOperator:
     is_call: ClassVar[bool] = False
     transforms: ClassVar[bool] = False
     counts_by_rows: ClassVar[bool] = False
+    version: ClassVar[int] = 1
+    upgrades: ClassVar[Mapping[int, Upgrade]] = {}
     effects: frozenset[str] = frozenset()
 
     RULES: Final = (

@@ -620,7 +620,7 @@ class CustomCall(Calling):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        use: Use = params["use"]
+        use = self._use(operands, params)
         own, given = self._own(operands, tangents, params)
         with _closed(use.function):
             values, spec, found = use.function.push(use, own, given)
@@ -634,13 +634,18 @@ class CustomCall(Calling):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
-        use: Use = params["use"]
+        use = self._use(operands, params)
         own, given = self._own(operands, tangents, params)
         with _closed(use.function):
             values, spec, derivative = use.function.linearize(use, own, given)
         types = self.result_types([o.type for o in operands], params)
         use.check(own, types, spec, values)
         return values, lambda t: derivative(self._own(operands, t, params)[1])
+
+    def _use(self, operands: Sequence[Operand], params: dict[str, Any]) -> Use:
+        """The call of a node of these operands."""
+        use: Use = params["use"]
+        return replace(use, sizes=split_args(self, operands, params).symbols)
 
     def _own(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 from hopflow import pytree
 from hopflow.autograd.api import result_leaf
 from hopflow.batching.graphs import Batched, Lane
-from hopflow.bind import Value
+from hopflow.bind import Operand, Value
 from hopflow.errors import MutationError
 from hopflow.graph.types import TensorType
 from hopflow.hops.subgraphs import check_rule
@@ -59,6 +59,7 @@ class Use:
     reads     what the rules read of outside; the operands are the arguments, and these
     symbols   the sizes that the rules know
     below     of a call on a tape: what a tensor of that is below, where the rules run
+    sizes     where a rule runs, what the node passes for the symbols of its body
     examples  of each `vmap` around the call, the innermost first, which operands are
               batched; all results are
     """
@@ -70,6 +71,7 @@ class Use:
     reads: tuple[Read, ...] = field(default=(), repr=False)
     symbols: tuple[Symbol, ...] = field(default=(), repr=False)
     below: Known | None = field(default=None, repr=False)
+    sizes: tuple[Operand, ...] = field(default=(), repr=False)
     examples: tuple[tuple[bool, ...], ...] = ()
 
     def arguments(self, leaves: Sequence[Any]) -> list[Any]:

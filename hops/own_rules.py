@@ -310,6 +310,13 @@ class _Node(NamedTuple):
         return run_elsewhere(lambda: function(()), self.arguments.reads, values)
 
 
+def differentiated(
+    op: Any, operands: Sequence[Operand], params: Mapping[str, Any]
+) -> list[bool]:
+    """Which operands of a node, its symbols apart, its own rules differentiate in."""
+    return _Node.of(op, operands, params).by_position
+
+
 # --- the rules of a node --------------------------------------------------------------
 
 # The class's own are those of what `debug` returns. What it writes, and the functions

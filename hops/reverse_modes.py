@@ -650,6 +650,11 @@ class LoopDerivatives:
         self.cotangents = LoopCotangents(self)
         self.curvature = LoopCurvature(self)
 
+    @property
+    def operators(self) -> "tuple[_LoopDerivative, ...]":
+        """All of them."""
+        return self.tangents, self.cotangents, self.curvature
+
     def linearize(
         self,
         op: Any,

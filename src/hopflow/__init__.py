@@ -40,6 +40,8 @@ from hopflow.dtypes import (
     uint64,
 )
 from hopflow.dtypes import bool_ as bool
+from hopflow.export.api import export, load
+from hopflow.export.program import ExportedProgram
 from hopflow.fx.tracer import symbolic_trace
 from hopflow.fx.wrapping import wrap
 from hopflow.hops.associative_scan import associative_scan
@@ -233,6 +235,7 @@ __all__ = [
     "BlockMask",
     "Checkpoint",
     "Dim",
+    "ExportedProgram",
     "HigherOrderOp",
     "Interpreter",
     "Tensor",
@@ -308,6 +311,7 @@ __all__ = [
     "exp2",
     "expand_dims",
     "expm1",
+    "export",
     "eye",
     "finfo",
     "flex_attention",
@@ -353,6 +357,7 @@ __all__ = [
     "linalg",
     "linearize",
     "linspace",
+    "load",
     "log",
     "log1p",
     "log2",

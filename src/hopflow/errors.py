@@ -394,6 +394,10 @@ class ProgramFormatError(HopflowError, ValueError):
     """Text or a file that is not a well-formed program."""
 
 
+class ExportError(HopflowError, TypeError):
+    """A function does or takes what a program cannot have that leaves Python."""
+
+
 class CompileError(HopflowError, RuntimeError):
     """The compiler could not generate native code; a defect of hopflow."""
 

@@ -17,8 +17,10 @@ __all__ = [
     "flatten",
     "is_leaf",
     "leaf_paths",
+    "named_classes",
     "parts_of",
     "register",
+    "rest_of",
     "structure",
     "tree_map",
     "unflatten",
@@ -49,6 +51,28 @@ def parts_of(tree: Any) -> tuple[dict[str, Any], Any] | None:
     texts = [accessor.codify("") for accessor in level.accessors()]
     parts = dict(zip(texts, level.flatten_up_to(tree), strict=True))
     return parts, optree.tree_flatten_one_level(tree)[1]
+
+
+def rest_of(spec: Spec) -> Any:
+    """What a container of this structure holds besides its parts."""
+    tree = optree.tree_unflatten(spec, [object() for _ in range(spec.num_leaves)])
+    return optree.tree_flatten_one_level(tree)[1]
+
+
+def is_named_tuple(cls: Any) -> bool:
+    """Whether a class is a tuple of named fields."""
+    return optree.is_namedtuple_class(cls)
+
+
+def named_classes() -> dict[str, tuple[type, Callable[[Any, Any], Any]]]:
+    """The classes registered as pytrees, `module:Class`, each with what makes an
+    instance of the rest and the children."""
+    known: Any = optree.register_pytree_node
+    return {
+        f"{cls.__module__}:{cls.__qualname__}": (cls, entry.unflatten_func)
+        for cls, entry in known.get().items()
+        if isinstance(cls, type)
+    }
 
 
 def exact_key(value: Any) -> Hashable:

@@ -110,6 +110,11 @@ class GraphModule:
                      each call must have; of a tensor, the shape that was read. By name
                      the numbers of enclosing scopes, by text and line all others
     guards           what a call must fulfil besides: the trace decided by it
+    constants        those of the specializations that each call must have
+    numbers          the positions of leaves that are ints, and symbols in the graph
+    sources          where a call finds the values of symbols
+    texts            how a user would write each leaf of the arguments
+    run              runs the graph, and does what the function did besides
     """
 
     def __init__(
@@ -154,15 +159,15 @@ class GraphModule:
         self.graph = graph
         self.in_spec = in_spec
         self.out_spec = out_spec
-        self._constants: dict[int | str, Specialization] = {}
-        self._constants.update((specializations or {}).items())
-        self.specializations = {**(read or {}), **self._constants}
+        self.constants = dict(specializations or {})
+        self.specializations: dict[int | str, Specialization] = dict(read or {})
+        self.specializations.update(self.constants.items())
         self.guards = guards or GuardSet()
         self.decided = decided
-        self._numbers = frozenset(numbers)
-        self._sources = dict(sources or {})
-        self._texts = texts or pytree.leaf_paths(in_spec, "args")
-        self._run = run
+        self.numbers = frozenset(numbers)
+        self.sources = dict(sources or {})
+        self.texts = texts or pytree.leaf_paths(in_spec, "args")
+        self.run = run
         self._as_value = as_value
 
     @entry
@@ -176,7 +181,7 @@ class GraphModule:
             GuardError: a condition that the trace decided is another one here.
         """
         inputs = self.inputs(*args)
-        return pytree.unflatten(self.out_spec, self._run(self.graph, inputs))
+        return pytree.unflatten(self.out_spec, self.run(self.graph, inputs))
 
     def evaluated(self, evaluate: Evaluate, *args: Any) -> Any:
         """What a call returns, with `evaluate(graph, inputs)` for the graph's results.
@@ -185,12 +190,12 @@ class GraphModule:
             HopflowError: as a call does.
         """
         inputs = self.inputs(*args)
-        results = self._run(self.graph, inputs, evaluate=evaluate)
+        results = self.run(self.graph, inputs, evaluate=evaluate)
         return pytree.unflatten(self.out_spec, results)
 
     def results(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         """What a call returns whose graph has these inputs and outputs."""
-        run = self._run(self.graph, inputs, evaluate=lambda *_: outputs)
+        run = self.run(self.graph, inputs, evaluate=lambda *_: outputs)
         return pytree.unflatten(self.out_spec, run)
 
     def with_graph(self, graph: Graph, guards: Sequence[Guard] = ()) -> "GraphModule":
@@ -211,7 +216,7 @@ class GraphModule:
         found: list[str] = []
         leaf = 0
         for i, child in enumerate(self.in_spec.children()):
-            text = self._texts[leaf] if child.num_leaves else ""
+            text = self.texts[leaf] if child.num_leaves else ""
             name = re.split(r"\W", text)[0]
             unusable = not name.isidentifier() or iskeyword(name) or name in found
             found.append(f"arg{i}" if unusable or name == "args" else name)
@@ -237,9 +242,9 @@ class GraphModule:
         given: list[Any] = list(leaves)
         positions: list[int] = []
         for i, leaf in enumerate(leaves):
-            if i in self._constants:
-                self._check_constant(self._constants[i], leaf)
-            elif i in self._numbers:
+            if i in self.constants:
+                self._check_constant(self.constants[i], leaf)
+            elif i in self.numbers:
                 self._check_number(i, leaf)
             else:
                 given[i] = self._as_value(leaf)
@@ -253,7 +258,7 @@ class GraphModule:
         operands = [given[i] for i in positions]
         for i, var, value in zip(positions, inputs, operands, strict=True):
             self._check_rank(i, var.type, value.type)
-        sizes: dict[Symbol, Any] = {s: f.find(given) for s, f in self._sources.items()}
+        sizes: dict[Symbol, Any] = {s: f.find(given) for s, f in self.sources.items()}
         for var, value in zip(inputs, operands, strict=True):
             match_shapes(var.type.shape, value.type.shape, sizes)
         for i, var, value in zip(positions, inputs, operands, strict=True):
@@ -286,7 +291,7 @@ class GraphModule:
     def _check_number(self, position: int, leaf: Any) -> None:
         if isinstance(leaf, bool) or not isinstance(leaf, int | SymInt):
             raise ArgumentValueError(
-                f"{self.graph.name}: `{self._texts[position]}` was an int in the "
+                f"{self.graph.name}: `{self.texts[position]}` was an int in the "
                 f"trace, and is {leaf!r}. Trace again for other kinds of arguments."
             )
 
@@ -313,7 +318,7 @@ class GraphModule:
 
     def _mismatch(self, position: int, declared: TensorType, found: TensorType) -> str:
         return (
-            f"{self.graph.name}: `{self._texts[position]}` was {declared} in the "
+            f"{self.graph.name}: `{self.texts[position]}` was {declared} in the "
             f"trace, and is {found}. Trace again for other types."
         )
 

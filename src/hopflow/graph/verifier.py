@@ -289,6 +289,11 @@ class _Scope:
     # --- regions ---
 
     def regions(self, node: Node) -> None:
+        count = node.params.get("num_carry", 0)
+        self.require(
+            type(count) is int and 0 <= count <= len(node.args),
+            f"`num_carry` counts args, of which there are {len(node.args)}",
+        )
         signature: Signature = node.op.signature(node)
         for what, roles, values in (
             ("args", signature.args, node.args),

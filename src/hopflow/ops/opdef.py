@@ -1,9 +1,10 @@
 """`OpDef`: the record of an operation with all its rules, and their common driver."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -36,6 +37,9 @@ Rules: TypeAlias = (
     tuple[Callable[..., Any] | None, ...] | Callable[..., Any] | Literal["linear"]
 )
 """A rule for each operand, or one for all; "linear": the operation is its own rule."""
+
+
+Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,9 @@ class OpDef:
     ulps      the tolerated difference between compiled results and those of `run`, in
               units in the last place
     reference   None, or the same function in other libraries
+    version   the version of its schema: it grows with each change that a saved program
+              would notice
+    upgrades  an earlier version -> (params of its nodes) -> those of the next version
     """
 
     name: str
@@ -150,6 +157,8 @@ class OpDef:
     node_effects: Callable[[dict[str, Any]], frozenset[str]] | None = None
     ulps: int = 0
     reference: Reference | None = None
+    version: int = 1
+    upgrades: Mapping[int, Upgrade] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         if self.name in OPERATIONS:

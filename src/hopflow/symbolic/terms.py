@@ -44,6 +44,8 @@ class Env(Protocol):
 
     def concrete(self, expression: "Operand") -> Any: ...
 
+    def simplify(self, size: Any) -> Any: ...
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Symbol:

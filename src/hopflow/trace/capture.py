@@ -120,14 +120,55 @@ def trace(
         raise ArgumentValueError(
             f"trace: `mode` must be 'real', 'fake' or 'symbolic', and is {mode!r}."
         )
-    as_flag("trace", "strict", strict)
     check_arity("trace", f, args)
     as_flag("trace", "runtime_asserts", runtime_asserts)
+    names = parameter_names(f, len(args))
+    plans: Sequence[LeafPlan] | None = None
+    if mode == "symbolic":
+        plans = plan_leaves("trace", dynamic, args, names)
+    return captured(
+        "trace",
+        f,
+        args,
+        names,
+        mode=mode,
+        plans=plans,
+        strict=as_flag("trace", "strict", strict),
+        captures=captures,
+        runtime_asserts=runtime_asserts,
+    )
+
+
+def captured(
+    name: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    names: Sequence[str],
+    *,
+    mode: str,
+    plans: Sequence[LeafPlan] | None = None,
+    strict: bool = False,
+    captures: bool = True,
+    runtime_asserts: bool = True,
+    keep_guards: bool = False,
+) -> GraphModule:
+    """The graph of `f(*args)`, for the public function `name`; see `trace`.
+
+    Args:
+        names: Of the parameters, one for each of `args`.
+        plans: In mode "symbolic", what is to be a symbol, for each leaf of `args`.
+        keep_guards: Whether the module has those guards too that its graph checks.
+
+    Raises:
+        HopflowError: as `trace` does.
+    """
 
     @deep_recursion()
     def module(watch: Watch | None = None) -> GraphModule:
-        capture = _Capture(f, args, mode, dynamic, allow_captures=captures, watch=watch)
-        return capture.module(runtime_asserts=runtime_asserts)
+        capture = _Capture(
+            *(name, f, args, names, mode, plans), allow_captures=captures, watch=watch
+        )
+        return capture.module(runtime_asserts=runtime_asserts, keep_guards=keep_guards)
 
     return _strictly(f, args, module) if strict else module()
 
@@ -217,14 +258,17 @@ class _Capture:
 
     def __init__(
         self,
+        name: str,
         f: Callable[..., Any],
         args: tuple[Any, ...],
+        names: Sequence[str],
         mode: str,
-        dynamic: Dynamic,
+        plans: Sequence[LeafPlan] | None,
         *,
         allow_captures: bool,
         watch: Watch | None = None,
     ) -> None:
+        self.name = name
         self.f = f
         self.watch = watch
         self.mode = mode
@@ -236,18 +280,12 @@ class _Capture:
             if mode == "real"
             else Tracer(None, name_of(f), allow_captures=allow_captures, env=env)
         )
-        names = parameter_names(f, len(args))
-        plans: list[LeafPlan]
-        if mode == "symbolic":
-            plans = plan_leaves("trace", dynamic, args, names)
-        else:
-            plans = [False] * len(self.leaves)
         self.inputs = Inputs(
-            "trace",
+            name,
             self.tracer,
             self.leaves,
             argument_texts(names, self.in_spec.children()),
-            lambda i, axis: self.choice(plans[i], i, axis),
+            lambda i, axis: self.choice(plans[i] if plans else False, i, axis),
         )
         if env is None:
             self.tracer.shape_lines = {}
@@ -256,7 +294,7 @@ class _Capture:
         self.operands: list[int] = []
         self.numbers: set[int] = set()
 
-    def module(self, *, runtime_asserts: bool) -> GraphModule:
+    def module(self, *, runtime_asserts: bool, keep_guards: bool) -> GraphModule:
         """Trace the function, and return its graph as a module; see `trace`."""
         outputs, out_spec, numbers = trace_into(
             self.tracer, lambda: self.flatten(self.run()), ()
@@ -276,7 +314,7 @@ class _Capture:
             if capture.written and not self.tracer.is_adopted(capture.origin):
                 written.append(names[key])
                 outputs.append(capture.tensor)
-        guards = self.guards(insert=runtime_asserts)
+        guards = self.guards(insert=runtime_asserts, keep=keep_guards)
         graph = self.tracer.close(outputs)
         self.hold_captures(graph, names)
         log("graph", lambda: format_graph(graph))
@@ -285,7 +323,7 @@ class _Capture:
             self.in_spec,
             out_spec,
             run=Run(results, tuple(written), same, numbers),
-            as_value=_as_value,
+            as_value=argument_value,
             specializations=self.located(graph),
             read=self.read(graph),
             numbers=self.numbers,
@@ -330,12 +368,12 @@ class _Capture:
         if isinstance(leaf, TensorType):
             if self.mode == "real":
                 raise ArgumentTypeError(
-                    f"trace: `{self.paths[i]}` is a type ({leaf}), which mode 'real' "
-                    "does not take. Give a tensor, or use mode 'fake'."
+                    f"{self.name}: `{self.paths[i]}` is a type ({leaf}), which mode "
+                    "'real' does not take. Give a tensor, or use mode 'fake'."
                 )
             return self.tensor(i, leaf, name)
         if isinstance(leaf, Value | np.ndarray | np.generic):
-            operand = as_operand("trace", i, leaf)
+            operand = as_operand(self.name, i, leaf)
             self.leaves[i] = operand
             tensor = self.tensor(i, operand.type, name)
             if isinstance(self.tracer, ValueTracer):
@@ -412,9 +450,9 @@ class _Capture:
                 return node.line
         return None
 
-    def guards(self, *, insert: bool) -> GuardSet:
-        """Return the simple guards, which calls check; if `insert`, add nodes to the
-        graph that check the others."""
+    def guards(self, *, insert: bool, keep: bool) -> GuardSet:
+        """Return the guards that calls check: the simple ones, or all if `keep`; if
+        `insert`, add nodes to the graph that check the others."""
         env = self.tracer.env
         if env is None:
             return GuardSet()
@@ -427,7 +465,7 @@ class _Capture:
                 trace_into(
                     self.tracer, self.tracer.insert_check, (guard.holds, message)
                 )
-        return GuardSet(tuple(g for g in all_guards if g.is_simple))
+        return GuardSet(tuple(g for g in all_guards if keep or g.is_simple))
 
     # --- results ---
 
@@ -439,13 +477,13 @@ class _Capture:
         numbers: set[int] = set()
         for i, leaf in enumerate(leaves):
             try:
-                outputs.append(as_operand("trace", i, leaf))
+                outputs.append(as_operand(self.name, i, leaf))
             except ArgumentTypeError:
                 path = pytree.leaf_paths(out_spec, "result")[i]
                 raise ResultTypeError(
-                    f"trace: `{name_of(self.f)}` ({where(self.f) or 'f'}) must return "
-                    f"tensors or numbers, and its `{path}` is `{type(leaf).__name__}`. "
-                    "Return the data alone, or None."
+                    f"{self.name}: `{name_of(self.f)}` ({where(self.f) or 'f'}) must "
+                    f"return tensors or numbers, and its `{path}` is "
+                    f"`{type(leaf).__name__}`. Return the data alone, or None."
                 ) from None
             if type(leaf) in _NUMBERS:
                 numbers.add(i)
@@ -469,7 +507,7 @@ class _Capture:
         hold_captures(graph, attributes)
 
 
-def _as_value(leaf: Any) -> Value:
+def argument_value(leaf: Any) -> Value:
     """Return an argument of a module as a value; a Python float becomes f64."""
     if isinstance(leaf, SymFloat):
         return current().value_of(leaf)

@@ -1,0 +1,1 @@
+"""Programs that leave the process: captured functions as objects and as files."""

@@ -1,0 +1,321 @@
+"""`ExportedProgram`: a captured function that leaves the process that made it."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from copy import copy
+from functools import cached_property
+from os import PathLike
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from hopflow import pytree
+from hopflow.compiler.passes.expand import expand_inlines
+from hopflow.entries import entry
+from hopflow.errors import ArgumentTypeError, StructureError
+from hopflow.export.diff import Difference, differences
+from hopflow.export.document import Document, structure_of, write_document
+from hopflow.export.files import write_file
+from hopflow.export.signature import Signature, signature_of
+from hopflow.graph.core import Graph, SourceLine
+from hopflow.graph.module import GraphModule
+from hopflow.graph.rewriting import clone, eliminate_dead_code
+from hopflow.recursion import deep_recursion
+from hopflow.symbolic.facts import Facts
+from hopflow.symbolic.terms import of_factor
+
+
+class Assert(NamedTuple):
+    """A condition that a run checks, and where the user's code relies on it."""
+
+    message: str
+    line: SourceLine | None
+
+    def __str__(self) -> str:
+        return f"{self.message}  ({self.line})" if self.line else self.message
+
+
+class ExportedProgram:
+    """A function as data: a graph, the names and structures of what it takes, gives and
+    holds, and what its sizes must fulfil.
+
+    It is called as the function was, and is one to `hf.grad`, `hf.vmap`, `hf.jit` and
+    `hf.export`. It is also a pytree of the tensors that it holds, so that
+    `hf.grad(lambda program, x: loss(program(x)))(program, x)` is the derivative with
+    respect to those.
+
+    module   the captured function: its graph, as a function of positional arguments
+    derivatives   how often functions with rules of their own may be differentiated
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        arguments: tuple[str, ...],
+        positional: int,
+        derivatives: int = 0,
+    ) -> None:
+        self.module = module
+        self.arguments = arguments
+        self.positional = positional
+        self.derivatives = derivatives
+        self.__name__ = module.graph.name
+        self.__signature__ = _python_signature(arguments, positional)
+
+    @entry
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program. Writes to arguments are seen by the caller.
+
+        Raises:
+            StructureError: arguments of other names or another structure.
+            ShapeError, DTypeError: a tensor of another type.
+            ArgumentValueError: another value than the program has for a constant.
+            GuardError: a size breaks one of the `constraints`.
+            CheckError: a condition that only the run knows does not hold.
+        """
+        try:
+            bound = self.__signature__.bind(*args, **kwargs)
+        except TypeError as error:
+            raise StructureError(
+                f"{self.__name__}: {error}. The program is called as "
+                f"`{self.__name__}{self.__signature__}`."
+            ) from None
+        return self.module(*bound.arguments.values())
+
+    # --- what it is ---
+
+    @property
+    def graph(self) -> Graph:
+        """What it computes."""
+        return self.module.graph
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What it takes, gives, holds and writes."""
+        return signature_of(self.module, self.arguments, self.positional)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The tensors that it holds, by module path."""
+        return self.graph.attributes
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Those of the state that are floats and not written."""
+        return {path: self.state[path] for path in self.signature.parameters}
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """All others of the state."""
+        return {path: self.state[path] for path in self.signature.buffers}
+
+    @property
+    def range_constraints(self) -> dict[str, tuple[float, float]]:
+        """The least and the largest value of each symbol that arguments tell."""
+        facts = Facts()
+        for guard in self.module.guards.guards:
+            facts.learn(guard.holds)
+        ranges = {
+            s: facts.range(of_factor(s)) for s in self.module.sources if not s.real
+        }
+        return {s.name: (found.low, found.high) for s, found in ranges.items()}
+
+    @property
+    def constraints(self) -> tuple[str, ...]:
+        """What sizes and numbers of a call must fulfil, in the user's names."""
+        guards = self.module.guards.guards
+        return tuple([str(size_condition(guard)) for guard in guards])
+
+    @property
+    def asserts(self) -> tuple[Assert, ...]:
+        """The conditions that a run checks, in order."""
+        return tuple(
+            Assert(str(node.params.get("message", "")), node.line)
+            for node in self.graph.walk()
+            if node.op is not None and node.op.name in ("check", "require")
+        )
+
+    @property
+    def operators(self) -> dict[str, Any]:
+        """The schema of every operator that the graph uses, by name."""
+        return self._document().data["operators"]  # type: ignore[no-any-return]
+
+    def print_readable(self, print_output: bool = True) -> str:
+        """The graph as Python source, printed if `print_output`."""
+        return self.module.print_readable(print_output)
+
+    def __str__(self) -> str:
+        return str(self.module)
+
+    def __repr__(self) -> str:
+        count = sum(1 for _ in self.graph.walk())
+        return (
+            f"<ExportedProgram {self.__name__}{self.__signature__}: {count} nodes, "
+            f"{len(self.state)} tensors>"
+        )
+
+    # --- what it becomes ---
+
+    @entry
+    @deep_recursion()
+    def decompose(self) -> "ExportedProgram":
+        """The program in fewer operators: what stands for a graph (calls of subgraphs,
+        checkpoints, functions with own derivatives, attention, associative scans) is
+        that graph, in loops, branches and operations.
+
+        Derivatives are then those of what is there: rules of one's own are gone.
+        """
+        graph = expand_inlines(clone(self.graph))
+        eliminate_dead_code(graph)
+        return self._with(graph)
+
+    def _with(self, graph: Graph) -> "ExportedProgram":
+        module = self.module.with_graph(graph)
+        return type(self)(module, self.arguments, self.positional, self.derivatives)
+
+    def with_state(self, state: Mapping[str, Any]) -> "ExportedProgram":
+        """The program with other tensors of the same types in places of those that it
+        holds.
+
+        Raises:
+            StructureError: a name is none of the state.
+        """
+        if unknown := [name for name in state if name not in self.state]:
+            raise StructureError(
+                f"{self.__name__}: there is no `{unknown[0]}` in the state, which has "
+                f"{', '.join(self.state) or 'nothing'}."
+            )
+        graph = copy(self.graph)
+        graph.attributes = {**self.state, **state}
+        return self._with(graph)
+
+    # --- comparing ---
+
+    def _document(self, *, with_lines: bool = True) -> Document:
+        return write_document(
+            *(self.module, self.arguments, self.positional, self.derivatives),
+            with_lines=with_lines,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same signature, constraints, graph and tensors, bit by
+        bit. Source lines play no part."""
+        if not isinstance(other, ExportedProgram):
+            return NotImplemented
+        if self is other:
+            return True
+        return structure_of(self._document(with_lines=False)) == structure_of(
+            other._document(with_lines=False)
+        ) and all(
+            _same_bits(self.state[name], other.state[name]) for name in self.state
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.arguments, len(self.graph.nodes), *self.state))
+
+    @entry
+    def diff(self, other: "ExportedProgram") -> tuple[Difference, ...]:
+        """Where `other` differs: in signature, constraints, nodes, tensors. An empty
+        tuple: they are equal. Print it line by line.
+
+        Raises:
+            ArgumentTypeError: `other` is no program.
+        """
+        if not isinstance(other, ExportedProgram):
+            raise ArgumentTypeError(
+                "diff: `other` must be an ExportedProgram, and is "
+                f"`{type(other).__name__}`."
+            )
+        found = differences(
+            self._document(with_lines=False), other._document(with_lines=False)
+        )
+        both = [name for name in self.state if name in other.state]
+        changed = [
+            Difference("~", name, "the elements differ")
+            for name in both
+            if self.state[name].type == other.state[name].type
+            and not _same_bits(self.state[name], other.state[name])
+        ]
+        return (*found, *changed)
+
+    # --- files ---
+
+    @entry
+    @deep_recursion()
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a `.hopflow` file, which `hf.load` reads. The same program gives the
+        same bytes. A file that is there is replaced once the new one is whole.
+
+        Raises:
+            ArgumentTypeError: `path` is no path.
+            OSError: it cannot be written.
+        """
+        if not isinstance(path, str | PathLike):
+            raise ArgumentTypeError(
+                f"save: `path` must be a path, and is `{type(path).__name__}`."
+            )
+        write_file(path, self._document())
+
+
+def size_condition(guard: Any) -> str:
+    """A guard in the user's names, and the line that asked."""
+    holds, env = guard.holds, guard.holds.env
+    text = str(holds) if env is None else env.describe(holds)
+    return f"{text}  ({guard.line})" if guard.line else text
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    x, y = np.asarray(a), np.asarray(b)
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def _python_signature(arguments: tuple[str, ...], positional: int) -> inspect.Signature:
+    by_position = arguments[:positional]
+    plain = all(name.isidentifier() for name in by_position)
+    kind = _EITHER if plain else inspect.Parameter.POSITIONAL_ONLY
+    names = [
+        name if name.isidentifier() else f"arg{i}" for i, name in enumerate(by_position)
+    ]
+    parameters = [inspect.Parameter(name, kind) for name in names]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+        for name in arguments[positional:]
+    ]
+    return inspect.Signature(parameters)
+
+
+_EITHER: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+# --- as trees -------------------------------------------------------------------------
+
+
+def _flatten(program: ExportedProgram) -> tuple[list[Any], Any, tuple[str, ...]]:
+    names = tuple(program.state)
+    return list(program.state.values()), _Rest(program), names
+
+
+class _Rest:
+    """All of a program that is no tensor, as what a tree of it holds besides."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Rest):
+            return NotImplemented
+        mine, theirs = self.program, other.program
+        return mine.graph.nodes is theirs.graph.nodes
+
+    def __hash__(self) -> int:
+        return id(self.program.graph.nodes)
+
+
+def _unflatten(rest: Any, values: Iterable[Any]) -> ExportedProgram:
+    program: ExportedProgram = rest.program
+    return program.with_state(dict(zip(program.state, values, strict=True)))
+
+
+pytree.register(ExportedProgram, _flatten, _unflatten, by_name=False)
