@@ -230,10 +230,11 @@ class _Scope:
         for i, (var, type_) in enumerate(zip(node.results, inferred, strict=True)):
             self.introduce(var.type.shape, type_.shape, renamed)
             expected = _substituted(type_, renamed)
-            self.require(
-                same_type(var.type, expected),
-                f"result {i} is {expected}, as the operator infers, and not {var.type}",
-            )
+            if not same_type(var.type, expected):  # the text costs more than the check
+                self.fail(
+                    f"result {i} is {expected}, as the operator infers, and not "
+                    f"{var.type}"
+                )
         if node.symbol is not None:
             self.definition(node, node.symbol)
 
