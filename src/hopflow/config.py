@@ -30,7 +30,7 @@ def _flag(name: str) -> bool:
 
 
 def _cache_dir() -> str:
-    """What `HOPFLOW_CACHE_DIR` says, or the place for such files on this platform."""
+    """Return `HOPFLOW_CACHE_DIR`, or the cache folder of the platform."""
     text = os.environ.get("HOPFLOW_CACHE_DIR")
     return user_cache_dir("hopflow", appauthor=False) if text is None else text
 
@@ -140,7 +140,7 @@ def _setting(check: Callable[[str, Any], None], **options: Any) -> Any:
 class Config:
     """The settings of the process. An assignment checks the type and the range.
 
-        >>> hf.config.num_threads = 2
+        hf.config.num_threads = 2
 
     verify              run the verifier of every IR after each pass, and compare the
                         first call of each new program, a backend's too, with the graph
@@ -154,10 +154,10 @@ class Config:
     print_width         the width of printed graphs, in columns
     kernel_cache_bytes  the memory for native programs kept for new traces of equal
                         graphs; the least recently used program is evicted first
-    cache_dir           the folder for compiled code, which all processes of the user
-                        share (also HOPFLOW_CACHE_DIR); "": no code is kept in files
-    cache_dir_bytes     the room that its files may take; the least recently used ones
-                        are removed first
+    cache_dir           the folder for compiled code, shared by the user's processes
+                        (also HOPFLOW_CACHE_DIR); "": no files are kept
+    cache_dir_bytes     the space for these files; the least recently used one is
+                        deleted first
     recompile_limit     how often a jitted function may be compiled again before a
                         RecompileLimitError; None: without limit
     num_threads         the threads that share the batch elements of a `map` or `vmap`

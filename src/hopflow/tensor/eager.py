@@ -130,9 +130,9 @@ class EagerTensor(Tensor):
             )
 
     def _concrete(self, what: str) -> Array:  # noqa: ARG002
-        note = slots.note_elements  # read once: another thread may reset it
-        if note is not None:
-            note(self)
+        notify = slots.note_elements  # read once, as another thread may clear it
+        if notify is not None:
+            notify(self)
         return self.host_array
 
     def _device(self) -> Device:
@@ -347,7 +347,7 @@ class Eager(Interpreter):
         )
 
     def dispatches(self, value: Value) -> bool:
-        del value  # whatever it holds
+        del value  # all values are concrete
         return True
 
     def write(self, target: Value, new: Value) -> None:
