@@ -20,7 +20,7 @@ from hopflow.errors import (
     ShapeError,
     StructureError,
 )
-from hopflow.testing.meanings import agree
+from hopflow.testing.executions import agree
 
 X = hf.asarray(np.arange(6.0).reshape(2, 3))
 
