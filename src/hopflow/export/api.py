@@ -63,15 +63,7 @@ def export(
             and the line.
         ResultTypeError, TraceError, ImpurityError: as of `hf.trace`.
     """
-    if not callable(f):
-        raise ArgumentTypeError(
-            f"export: `f` must be a function, and is `{type(f).__name__}`."
-        )
-    if not isinstance(args, tuple | list):
-        raise ArgumentTypeError(
-            "export: `args` must be a tuple of the arguments by position, and is "
-            f"`{type(args).__name__}`. Write `(x,)` for one."
-        )
+    _check_callee(f, args)
     named = _named(kwargs)
     as_flag("export", "strict", strict)
     derivatives = as_integer("export", "derivatives", derivatives)
@@ -103,6 +95,18 @@ def export(
         _check_arguments(program)
         program.operators  # noqa: B018 - what no file can hold is refused here
     return program
+
+
+def _check_callee(f: object, args: object) -> None:
+    if not callable(f):
+        raise ArgumentTypeError(
+            f"export: `f` must be a function, and is `{type(f).__name__}`."
+        )
+    if not isinstance(args, tuple | list):
+        raise ArgumentTypeError(
+            "export: `args` must be a tuple of the arguments by position, and is "
+            f"`{type(args).__name__}`. Write `(x,)` for one."
+        )
 
 
 def _named(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
