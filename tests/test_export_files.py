@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -249,6 +250,24 @@ def test_params_of_earlier_versions_are_made_those_of_this_one(
 
 
 # --- what is refused ------------------------------------------------------------------
+
+LARGE: Final = (2**62, -(2**62), 10**30)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+@pytest.mark.timeout(20)  # of which each takes milliseconds
+def test_types_of_hostile_params_are_inferred_in_no_time(name: str) -> None:
+    op = OPERATIONS[name]
+    for sample in op.samples:
+        types = [hf.spec(text.replace("T", "f32")) for text in sample.operands]
+        for key, value in sample.params.items():
+            for large in LARGE:
+                hostile: list[Any] = [large] if type(value) is int else []
+                if type(value) is tuple:
+                    hostile = [(*value[:-1], large), (large,)]
+                for other in hostile:
+                    with suppress(Exception):
+                        op.result_types(types, {**sample.params, key: other})
 
 
 def with_member(name: str, **options: Any) -> bytes:

@@ -140,7 +140,7 @@ class Layout:
         check_indices(name, indices)
         if len(indices) != len(axes) or len(set(axes)) != len(axes):
             raise AxisError(f"{name}: {len(indices)} indices for the axes {axes}.")
-        if any(not batch <= a < x.ndim for a in axes):
+        if not 0 <= batch <= x.ndim or any(not batch <= a < x.ndim for a in axes):
             raise AxisError(f"{name}: {x} with {batch} batch axes has no axes {axes}.")
         self.shape, self.axes, self.batch = x.shape, tuple(axes), batch
         self.sizes = tuple(x.shape[a] for a in axes)
