@@ -104,8 +104,9 @@ def run(code: str, file: Path, names: dict[str, Any]) -> Ran:
 
 @pytest.mark.parametrize(("code", "said"), blocks())
 def test_a_block_of_the_documents_prints_what_it_says(
-    code: str, said: list[str], tmp_path: Path
+    code: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where examples write
     ran = run(code, tmp_path / "example.py", {"hf": hf})
     assert ran.printed == said
     assert not ran.uncalled
@@ -208,22 +209,6 @@ def is_a_schema(ran: Ran) -> None:
     assert ran.printed[0] == "cond("
 
 
-def prints_a_step(ran: Ran) -> None:
-    assert ran.printed == ["step 3: [0.5 1. ]"]
-    code = DOCSTRINGS_CODE["hopflow.print"]
-    jitted = hf.jit(lambda i, x: exec(code, {"hf": hf, "i": i, "x": x}))
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        jitted(3, X)
-    assert printed.getvalue().splitlines() == ran.printed
-
-
-def serves_all_sizes(ran: Ran) -> None:
-    before = hf.stats().traces
-    agree(ran.names["step"](hf.ones((5, 3))), np.full((5, 3), 2.0))
-    assert hf.stats().traces == before
-
-
 def module_names() -> dict[str, Any]:
     module = hf.symbolic_trace(lambda x: hf.sin(x) * 2.0)
     first = {"graph": module.graph, "FIRST": "first = 1\n"}
@@ -310,11 +295,7 @@ DOCSTRINGS: dict[str, Frame] = {
     "hopflow.fx.open_bodies": Frame(no_names, has_a_body),
     "hopflow.fx.split_module": Frame(module_names, is_split),
     "hopflow.fx.to_dot": Frame(module_names, is_drawn),
-    "hopflow.mark_dynamic": Frame(
-        lambda: {"step": hf.jit(lambda x: x + 1)}, serves_all_sizes
-    ),
     "hopflow.nn.Module": Frame(no_names, is_a_module, frozenset(["Network.forward"])),
-    "hopflow.print": Frame(lambda: {"i": 3, "x": X}, prints_a_step),
     "hopflow.schema": Frame(cond_operands, is_a_schema),
     "hopflow.wrap": Frame(no_names, is_wrapped, frozenset(["lookup"])),
 }

@@ -140,8 +140,6 @@ def _setting(check: Callable[[str, Any], None], **options: Any) -> Any:
 class Config:
     """The settings of the process. An assignment checks the type and the range.
 
-        hf.config.num_threads = 2
-
     verify              run the verifier of every IR after each pass, and compare the
                         first call of each new program, a backend's too, with the graph
                         interpreter

@@ -35,10 +35,10 @@ def export(
     Loops and branches are operators in it, and sizes may be symbols. What `f` decides
     by sizes becomes a constraint on the arguments; what only a run knows, a check.
 
-        n = hf.Dim("n", min=2)
-        program = hf.export(f, (x,), dynamic_shapes={"x": {0: n}})
-        program.save("f.hopflow")
-        hf.load("f.hopflow")(y)
+        >>> rows = {0: hf.Dim("n", min=2)}
+        >>> program = hf.export(hf.sum, (hf.ones((3,)),), dynamic_shapes=[rows])
+        >>> program(hf.ones((5,))).item()
+        5.0
 
     Args:
         f: Takes and returns pytrees of tensors and numbers; a function, or a module,
