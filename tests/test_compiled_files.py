@@ -46,7 +46,6 @@ PROGRAMS = dedent("""
     def refused(x, k):
         return x[k] // hf.astype(x, hf.int64)[0, 0]
 
-    @hf.control_flow
     def called(x):
         return hf.callback(lambda v: np.asarray(v) * 2, hf.spec("f64[4, 3]"), x)
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
-from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -158,7 +157,7 @@ class OpDef:
     ulps: int = 0
     reference: Reference | None = None
     version: int = 1
-    upgrades: Mapping[int, Upgrade] = MappingProxyType({})
+    upgrades: Mapping[int, Upgrade] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name in OPERATIONS:
