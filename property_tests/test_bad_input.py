@@ -19,6 +19,8 @@ OURS: Final = (CompileError, GraphError, LoopIRError)
 # Why a function is not called with whatever there is.
 EXCLUDED: Final = {
     "Tensor": "made by functions",
+    "ExportedProgram": "made by functions",
+    "load": "reads a file, with the errors of the system",
     "debug": "takes nothing",
     "stats": "takes nothing",
     "__array_namespace_info__": "takes nothing",
