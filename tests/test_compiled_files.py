@@ -20,6 +20,7 @@ from hopflow.compiler.cpu.target import host
 from hopflow.config import config
 from hopflow.errors import CompileError
 from hopflow.graph.hashing import is_portable
+from hopflow.graph.rewriting import effects
 
 PROGRAMS = dedent("""
     import sys
@@ -259,6 +260,18 @@ def test_what_only_this_process_has_is_not_kept(folder: Path) -> None:
     assert is_portable(ours)
     assert not is_portable(graph)
     assert len([*folder.iterdir()]) == before
+
+
+def test_functions_that_call_others_twice_are_looked_at_once() -> None:
+    def level(k: int) -> Any:
+        if not k:
+            return hf.subgraph(lambda x: hf.sin(x) * 0.5)
+        inner = level(k - 1)
+        return hf.subgraph(lambda x: inner(x) + inner(x * 0.5))
+
+    graph = hf.trace(level(60), X).graph  # of 2**60 calls
+    assert is_portable(graph)
+    assert not effects(graph)
 
 
 # --- the linker -----------------------------------------------------------------------

@@ -282,6 +282,19 @@ class Graph:
             for graph in reversed(node.graphs.values()):
                 pending += reversed(graph.nodes)
 
+    def distinct_nodes(self) -> Iterator[Node]:
+        """All nodes in the order of `walk`, but those of a subgraph that several nodes
+        share only once: `walk` takes exponential time where such subgraphs share
+        others."""
+        pending, seen = [*reversed(self.nodes)], {self}
+        while pending:
+            node = pending.pop()
+            yield node
+            for graph in reversed(node.graphs.values()):
+                if graph not in seen:
+                    seen.add(graph)
+                    pending += reversed(graph.nodes)
+
 
 def map_graphs(params: Mapping[str, Any], f: Any) -> dict[str, Any]:
     """`params` with `f` applied to each graph in it."""

@@ -42,7 +42,7 @@ def is_portable(graph: Graph) -> bool:
     return all(
         (node.op is None or _is_ours(node.op))
         and all(map(_is_plain, node.params.values()))
-        for node in graph.walk()
+        for node in graph.distinct_nodes()
     )
 
 

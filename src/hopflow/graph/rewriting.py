@@ -65,13 +65,17 @@ def effects(item: Node | Graph) -> frozenset[str]:
     See `docs/notes/effects_and_order.md`.
     """
     if isinstance(item, Graph):
-        return frozenset().union(*(effects(node) for node in item.nodes))
-    own: frozenset[str] = getattr(item.op, "effects", frozenset())
-    of_node = getattr(item.op, "node_effects", None)
-    if of_node is not None:
-        own = own | of_node(item.params)
-    within = item.graphs
-    return own.union(*map(effects, within.values())) if within else own
+        return frozenset().union(*map(_node_effects, item.distinct_nodes()))
+    apart = _node_effects(item)
+    subgraphs = item.graphs
+    return apart.union(*map(effects, subgraphs.values())) if subgraphs else apart
+
+
+def _node_effects(node: Node) -> frozenset[str]:
+    """What a node may do, apart from its subgraphs."""
+    always: frozenset[str] = getattr(node.op, "effects", frozenset())
+    by_params = getattr(node.op, "node_effects", None)
+    return always if by_params is None else always | by_params(node.params)
 
 
 def symbols_read(graph: Graph) -> dict[Symbol, None]:

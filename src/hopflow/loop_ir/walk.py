@@ -199,8 +199,14 @@ def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
 def functions(program: Program) -> dict[Program, None]:
     """The functions of a program, each after those that it calls itself."""
     found: dict[Program, None] = {}
-    for function in program.functions:
-        found |= functions(function) | {function: None}
+
+    def visit(caller: Program) -> None:
+        for function in caller.functions:
+            if function not in found:
+                visit(function)
+                found[function] = None
+
+    visit(program)
     return found
 
 

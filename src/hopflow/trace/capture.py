@@ -423,7 +423,7 @@ class _Capture:
         listed = {s.value for s in named if type(s.value) in _NUMBERS}
         used = {
             (arg.value, node.line): None
-            for node in graph.walk()
+            for node in graph.distinct_nodes()
             for arg in node.args
             if isinstance(arg, Constant) and node.line is not None
         }
@@ -445,7 +445,7 @@ class _Capture:
         """Return the line of the first node that has a number as an argument."""
         if type(value) not in _NUMBERS:
             return None
-        for node in graph.walk():
+        for node in graph.distinct_nodes():
             if any(isinstance(a, Constant) and a.value == value for a in node.args):
                 return node.line
         return None
