@@ -222,27 +222,27 @@ def test_another_source_has_files_of_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert compiles(hf.jit(lambda x: hf.cos(x) + 4.0), X) == 1
-    files._maker.cache_clear()
+    files._toolchain.cache_clear()
     monkeypatch.setattr(files, "_source", lambda: "another")
     assert compiles(hf.jit(lambda x: hf.cos(x) + 4.0), X) == 1
     monkeypatch.undo()
-    files._maker.cache_clear()
+    files._toolchain.cache_clear()
     assert compiles(hf.jit(lambda x: hf.cos(x) + 4.0), X) == 0
 
 
 def test_the_least_recently_used_files_go(folder: Path) -> None:
     for k in range(8):
-        files.keep(f"{k}", bytes(1000))
+        files.store(f"{k}", bytes(1000))
         for file in folder.iterdir():  # as if each was used long before the next
             at = file.stat().st_mtime - 100
             os.utime(file, (at, at))
     assert files.find("0") is not None  # used just now
     config.cache_dir_bytes = 8200
-    files.keep("8", bytes(1000))
+    files.store("8", bytes(1000))
     left = [k for k in range(9) if files.find(f"{k}") is not None]
     assert left == [0, 4, 5, 6, 7, 8]
     config.cache_dir_bytes = 500
-    files.keep("9", bytes(1000))
+    files.store("9", bytes(1000))
     assert files.find("9") is None
 
 

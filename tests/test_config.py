@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hopflow.config import Config
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 
 FLAGS = ["verify", "check_bounds", "guard_pages"]
-COUNTS = ["print_width", "kernel_cache_bytes", "num_threads"]
+COUNTS = ["print_width", "kernel_cache_bytes", "cache_dir_bytes", "num_threads"]
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def test_a_count_is_an_int(config: Config, name: str, value: Any) -> None:
     [
         ("print_width", 0),
         ("kernel_cache_bytes", -1),
+        ("cache_dir_bytes", -1),
         ("num_threads", 0),
         ("num_threads", 2**70),
     ],
@@ -50,6 +52,12 @@ def test_a_count_has_a_range(config: Config, name: str, value: int) -> None:
         ArgumentValueError, match=f"`{name}` must be an int .* is -?\\d"
     ):
         setattr(config, name, value)
+
+
+@pytest.mark.parametrize("value", [None, 3, Path("cache")])
+def test_a_folder_is_a_str(config: Config, value: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="`cache_dir` must be a str"):
+        config.cache_dir = value
 
 
 def test_what_is_in_range_is_taken(config: Config) -> None:

@@ -34,7 +34,7 @@ _PARTIAL: Final = ".partial"
 
 
 def find(key: str) -> bytes | None:
-    """The content that was kept for a key; None: there is none."""
+    """Return the content that was stored under a key, or None."""
     folder = _folder()
     if folder is None:
         return None
@@ -52,8 +52,8 @@ def find(key: str) -> bytes | None:
     return None
 
 
-def keep(key: str, content: bytes) -> None:
-    """Keep a content for other processes, if there is a folder with room for it."""
+def store(key: str, content: bytes) -> None:
+    """Store a content for other processes, if there is a folder with room for it."""
     folder = _folder()
     if folder is None or len(content) > config.cache_dir_bytes:
         return
@@ -74,7 +74,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _name(key: str) -> str:
-    text = f"{_maker()}\n{key}".encode()
+    text = f"{_toolchain()}\n{key}".encode()
     return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
 
@@ -134,12 +134,12 @@ def _files(folder: Path) -> Iterator[tuple[float, int, str]]:
                     yield status.st_mtime, status.st_size, entry.path
 
 
-# --- who makes them -------------------------------------------------------------------
+# --- the toolchain --------------------------------------------------------------------
 
 
 @cache
-def _maker() -> str:
-    """What tells apart the compilers that write to one folder."""
+def _toolchain() -> str:
+    """Return the versions of everything that compiles, a part of each name."""
     import llvmlite  # which version there is, without LLVM itself
 
     interpreter = f"{sys.implementation.cache_tag} {sys.version_info} {sys.platform}"

@@ -386,7 +386,7 @@ def _kernel(
         else:
             native = _compile(graph, target, donated, layouts)
             if is_kept:
-                files.keep(f"program {key}", native.to_bytes())
+                files.store(f"program {key}", native.to_bytes())
         kernel = Kernel(native, target)
         _kernels.add(key, kernel)
         return kernel

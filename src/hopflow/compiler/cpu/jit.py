@@ -137,7 +137,7 @@ def shared_code(text: str, target: CpuTarget) -> bytes:
     code = files.find(key)
     if code is None:
         code = jit(target).compile(text)
-        files.keep(key, code)
+        files.store(key, code)
     return code
 
 

@@ -88,7 +88,7 @@ def host() -> CpuTarget:
         target = _host()
         fields = target.triple, target.layout, target.cpu, target.features
         if described:
-            files.keep(f"host {described}", json.dumps(fields).encode())
+            files.store(f"host {described}", json.dumps(fields).encode())
     target.check()
     return target
 
