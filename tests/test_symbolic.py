@@ -18,6 +18,7 @@ from hopflow.errors import (
 from hopflow.symbolic import algebra
 from hopflow.symbolic.boolean import SymBool, all_of, any_of, negation
 from hopflow.symbolic.env import ShapeEnv
+from hopflow.symbolic.facts import Facts
 from hopflow.symbolic.guards import Guard
 from hopflow.symbolic.ranges import ANY_FLOAT, EVERY, ValueRange
 from hopflow.symbolic.size import (
@@ -487,6 +488,18 @@ def test_guards_that_others_imply_are_dropped(env: ShapeEnv) -> None:
     check = env.guards.simplified().compile()
     assert check({of(n): 7, of(m): 7})
     assert not check({of(n): 7, of(m): 8})
+
+
+def test_guards_that_are_left_out_follow_in_the_order_of_the_others() -> None:
+    """Facts can prove `s != 0` from the other three, but only in another order."""
+    env = ShapeEnv()
+    s, n, m = env.backed("s", 1), env.backed("n", 2), env.backed("m", 3)
+    for condition in (s != 0, s * n * m == n * m, m != 0, n != 0):
+        assert bool(condition)
+    facts = Facts()
+    for guard in env.guards.simplified().guards:
+        facts.learn(guard.holds)
+    assert [facts.decide(guard.holds) for guard in env.guards.guards] == [True] * 4
 
 
 def test_guards_are_compiled_and_explained(env: ShapeEnv) -> None:

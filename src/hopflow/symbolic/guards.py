@@ -100,6 +100,23 @@ def declared_guards(symbols: Iterable[Symbol]) -> tuple[Guard, ...]:
     return tuple(guards)
 
 
+def _undecided(guards: Iterable[Guard], kept: Iterable[Guard]) -> list[Guard]:
+    """Return the guards that `kept` do not decide when they are learned in their order.
+
+    What facts can prove depends on the order in which they are learned: `x*y == x` is
+    solved for `y` only if `x != 0` is known.
+    """
+    facts = Facts()
+    for guard in kept:
+        facts.learn(guard.holds)
+    rest = []
+    for guard in guards:
+        if facts.decide(guard.holds) is not True:
+            facts.learn(guard.holds)
+            rest.append(guard)
+    return rest
+
+
 @dataclass(frozen=True, slots=True)
 class GuardSet:
     """Guards in the order in which they were recorded. All must hold."""
@@ -112,7 +129,10 @@ class GuardSet:
         return tuple(dict.fromkeys(s for g in self.guards for s in g.holds.symbols))
 
     def simplified(self) -> "GuardSet":
-        """Return the guards without those that others, and declared ranges, imply."""
+        """Return the guards without those that others, and declared ranges, imply.
+
+        Facts learned from the result, in its order, decide each guard that is left out.
+        """
         # An earlier guard decides what it implies, so only later ones can make a guard
         # redundant.
         later = Facts()
@@ -129,6 +149,7 @@ class GuardSet:
                     others.learn(other.holds)
             if others.decide(guard.holds) is True:
                 kept.remove(guard)
+        kept += _undecided(self.guards[len(declared) :], kept)
         # `Facts` take declared ranges as given, so they cannot tell which are
         # redundant.
         needed = [g for g in declared if not any(_implies(k, g) for k in kept)]
