@@ -1,4 +1,4 @@
-"""Jacobians: `jacfwd`, `jacrev` and `hessian`, as derivatives along a batched basis."""
+"""Jacobians and Hessians: `jvp` or `vjp`, batched over the unit vectors."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -20,22 +20,30 @@ from hopflow.zeros import instantiate
 
 
 def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
-    """A function that gives the Jacobian of `f`, a column at a time: forward mode.
+    """Return a function that computes the Jacobian of `f` by forward mode, a column for
+    each element of the arguments.
 
     Args:
         f: Takes and returns pytrees of float tensors.
-        argnums: Which positional arguments to differentiate in.
+        argnums: The positional arguments to differentiate in: an int, or a sequence of
+            ints, for which each block is a tuple.
 
     Returns:
-        A function of the arguments of `f`. It gives a tree as the result of `f`, and in
-        place of each leaf T[*out] a tree as the argument, of leaves T[*out, *in]; a
-        tuple of such trees if `argnums` is a sequence.
+        A function of the arguments of `f`. It returns the structure of the result of
+        `f`, where each leaf T[*out] is replaced by a tree with the structure of the
+        argument, of blocks T[*out, *in]: element [*o, *i] is the derivative of element
+        `o` of the result in element `i` of the argument.
 
     Raises:
         ArgumentTypeError: `f` is no function, or `argnums` no int.
-        ArgumentValueError: there is no such argument (at a call).
-        DerivativeError: an operation has no derivative, or an argument or a result has
-            integers (at a call).
+        ArgumentValueError: there is no such argument, or one is named twice (at a
+            call).
+        DerivativeError: an operation has no derivative, or an argument or a result is
+            no float (at a call).
+
+    >>> hf.jacfwd(lambda x: x * x)(hf.asarray([1.0, 3.0]))
+    Tensor([[2., 0.],
+            [0., 6.]], f32[2, 2])
     """
 
     def columns(linear: Linear) -> list[list[Any]]:
@@ -51,13 +59,22 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
 
 
 def jacrev(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
-    """A function that gives the Jacobian of `f`, a row at a time: reverse mode.
+    """Return a function that computes the Jacobian of `f` by reverse mode, a row for
+    each element of the result.
 
-    The arguments and the result are those of `jacfwd`; where `f` has fewer results than
-    arguments this is the quicker way.
+    It is faster than `jacfwd` if the result has fewer elements than the arguments.
+
+    Args:
+        f, argnums: See `jacfwd`.
+
+    Returns:
+        A function like that of `jacfwd`.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError, DerivativeError: see `jacfwd`.
+        ArgumentTypeError, ArgumentValueError, DerivativeError: See `jacfwd`.
+
+    >>> hf.jacrev(lambda x: x.sum())(hf.asarray([1.0, 3.0]))
+    Tensor([1., 1.], f32[2])
     """
 
     def rows(linear: Linear) -> list[list[Any]]:
@@ -65,7 +82,7 @@ def jacrev(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
         stacks = vmap(lambda ts: [*map(instantiate, linear.pull(ts))])(_basis(results))
         parts = [_parts(stack, results) for stack in stacks]
         return [
-            [reshaped(own[k], (*r.shape, *own[k].shape[1:])) for own in parts]
+            [reshaped(block[k], (*r.shape, *block[k].shape[1:])) for block in parts]
             for k, r in enumerate(results)
         ]
 
@@ -73,10 +90,22 @@ def jacrev(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
 
 
 def hessian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Any:
-    """A function that gives the second derivatives of `f`: `jacfwd` of `jacrev`.
+    """Return a function that computes the second derivatives of `f`: `jacfwd` of
+    `jacrev`.
+
+    Args:
+        f, argnums: See `jacfwd`.
+
+    Returns:
+        A function of the arguments of `f`. Of a scalar function of T[*in] it returns
+        T[*in, *in].
 
     Raises:
-        ArgumentTypeError, ArgumentValueError, DerivativeError: see `jacfwd`.
+        ArgumentTypeError, ArgumentValueError, DerivativeError: See `jacfwd`.
+
+    >>> hf.hessian(lambda x: (x ** 3).sum())(hf.asarray([1.0, 3.0]))
+    Tensor([[ 6.,  0.],
+            [ 0., 18.]], f32[2, 2])
     """
     return jacfwd(jacrev(f, argnums), argnums)
 
@@ -89,10 +118,12 @@ def _jacobian(
     *,
     pushed: bool,
 ) -> Any:
-    """
+    """Return a function that computes a Jacobian.
+
     Args:
-        blocks: For each leaf of the result, the block of each leaf of the arguments.
-        pushed: Whether they push tangents.
+        blocks: Returns, for each leaf of the result, the block of each leaf of the
+            arguments.
+        pushed: Whether `blocks` pushes tangents.
     """
     numbers = argnums_of(name, f, argnums)
     single = not isinstance(argnums, Sequence)
@@ -125,18 +156,18 @@ def _jacobian(
 
 
 def _basis(values: Sequence[Value]) -> list[Any]:
-    """All unit vectors of the space of such values, stacked along axis 0."""
+    """Return the unit vectors of the space of such values, stacked along axis 0."""
     starts, count = _starts(values)
     rows = eye(count)
-    found = []
+    vectors = []
     for start, value in zip(starts, values, strict=True):
-        own = astype(part(rows, 1, start, value.type.size), value.type.dtype)
-        found.append(reshaped(own, (count, *value.shape)))
-    return found
+        columns = astype(part(rows, 1, start, value.type.size), value.type.dtype)
+        vectors.append(reshaped(columns, (count, *value.shape)))
+    return vectors
 
 
 def _starts(values: Sequence[Value]) -> tuple[list[Size], Size]:
-    """Where each begins in the vector that all of them make, and the length of that."""
+    """Return the offset of each value in the vector of all values, and its length."""
     *starts, count = accumulate([v.type.size for v in values], initial=0)
     return starts, count
 
@@ -149,6 +180,7 @@ def _parts(stack: Value, values: Sequence[Value]) -> list[Any]:
 
 
 def _in_shape(column: Any, value: Value, ndim: int) -> Any:
-    """A stack of columns of `ndim` axes as one block: those, then the value's own."""
+    """Return a stack of columns as a block of shape (*axes of the result,
+    *value.shape); the result has `ndim` axes."""
     last = moved(column, 0, ndim)
     return reshaped(last, (*last.shape[:-1], *value.shape))

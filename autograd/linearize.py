@@ -1,4 +1,4 @@
-"""`LinearTracer`: a trace of what is done with tangents."""
+"""`LinearTracer`: a trace of the operations on tangents."""
 
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -15,20 +15,25 @@ from hopflow.zeros import Tangent, Zero
 
 
 class UsesOperator(BaseException):
-    """What a rule does with tangents is no chain of operations. No error: it is caught
-    where the rule is run, and no handler of the user's is to do so."""
+    """A rule does more with tangents than a chain of operations.
+
+    It is caught where the rule runs. It is no `Exception`, so that no handler of a user
+    catches it.
+    """
 
 
 class LinearTracer(Tracer):
-    """Records what is done with tangents, and leaves the rest to the tracer below.
+    """Record the operations on tangents, and leave all others to the tracer below.
 
-    What it records is linear in its operands; what it captures are the residuals.
+    The recorded graph is linear in its operands; its captures are the residuals.
 
-    pushed             whether tangents are to go through it; else it is only transposed
-    refuses_operators  whether an operator of its operands, or a write, is a
+    base               the interpreter that runs all operations that involve no tangent
+    pushed             whether tangents will be pushed through the graph; if not, it is
+                       only transposed
+    refuses_operators  whether an operator on tangents, or a write, raises
                        `UsesOperator`
-    base       what computes all else
-    is_body    whether the residuals leave a body: none has a size that is made there
+    is_body            whether the residuals leave a body: none may have a size that the
+                       body defines
     """
 
     __slots__ = ("base", "is_body", "pushed", "refuses_operators")
@@ -41,7 +46,8 @@ class LinearTracer(Tracer):
         self.is_body = False
 
     def below(self, operand: Operand) -> Operand:
-        """A residual as the tracer below has it; anything else as it is."""
+        """Return a residual as a value of the tracer below; any other operand
+        unchanged."""
         if type(operand) is not TracedTensor or operand.tracer is not self:
             return operand
         node = operand.source.node
@@ -49,8 +55,10 @@ class LinearTracer(Tracer):
             assert node.symbol is not None
             return self.value_of(size_of(node.symbol))
         if node.section == "capture":
-            [known] = [c.origin for c in self.captures.values() if c.input.node is node]
-            return known
+            [origin] = [
+                c.origin for c in self.captures.values() if c.input.node is node
+            ]
+            return origin
         return operand
 
     def process(
@@ -71,43 +79,46 @@ class LinearTracer(Tracer):
     def symbol_of(
         self, value: Value, min: float = -inf, max: Size | float = inf
     ) -> Size:
-        known = self.below(value)
-        assert isinstance(known, Value)
+        residual = self.below(value)
+        assert isinstance(residual, Value)
         with using(self.base):
-            return current().symbol_of(known, min, max)
+            return current().symbol_of(residual, min, max)
 
     def prepare_write(self, tensor: TracedTensor) -> None:
-        if self.refuses_operators:  # what is below cannot hold a tangent
+        if self.refuses_operators:  # a tensor of the tracer below cannot hold a tangent
             raise UsesOperator
         super().prepare_write(tensor)
 
     def derive(
-        self, rule: Any, tangents: Sequence[Operand], known: Sequence[Value]
+        self, rule: Any, tangents: Sequence[Operand], residuals: Sequence[Value]
     ) -> tuple[Value, ...]:
-        """Record a node of a `Recorded` rule, which holds the residuals itself."""
+        """Record a node of a `Recorded` rule; the residuals are among its params."""
         if not any(type(t) is TracedTensor and t.tracer is self for t in tangents):
-            with using(self.base):  # as what is no operand's; see `process`
-                return tuple(rule.push(tangents, known))
+            with using(self.base):  # no operand of this trace; see `process`
+                return tuple(rule.push(tangents, residuals))
         args = [self.arg(t) for t in tangents]
-        node = self.graph.call(rule, args, {"known": known}, rule.types)
+        node = self.graph.call(rule, args, {"residuals": residuals}, rule.types)
         return tuple([TracedTensor(self, var) for var in node.results])
 
 
 def linear_of(tangents: Sequence[Tangent]) -> LinearTracer:
-    """Where tangents are computed, of which one at least is not zero."""
+    """Return the linear tracer of some tangents, of which at least one is not zero."""
     return next(linear_tracers(tangents))
 
 
 def linear_tracers(tangents: Sequence[Tangent]) -> Iterator[LinearTracer]:
-    """The linear trace of each tangent that depends on what it is a function of."""
-    return (found for t in tangents if (found := _linear_trace(t)) is not None)
+    """Yield the linear tracer of each tangent that has one."""
+    return (tracer for t in tangents if (tracer := _linear_trace(t)) is not None)
 
 
 def counted(
     tangents: Sequence[Tangent], linear: Interpreter | None
 ) -> Sequence[Tangent]:
-    """Tangents as operators take them: in a trace that is only transposed, those that
-    depend on no operand of it, as a rule may make them, are as good as zero."""
+    """Return tangents as operators take them.
+
+    In a trace that is only transposed, a tangent that depends on no operand of the
+    trace (a custom rule may return one) contributes nothing, and becomes zero.
+    """
     if not isinstance(linear, LinearTracer) or linear.pushed:
         return tangents
     return [Zero(t.type) if _linear_trace(t) is None else t for t in tangents]

@@ -1,13 +1,14 @@
-"""What a derivative keeps of a forward pass, and what it computes again.
+"""The choice of residuals: what a derivative saves of the forward pass, and what it
+recomputes.
 
-The cheapest set of values from which all others that are needed follow is a minimum cut
-of the graph between what is there for nothing and what is needed: to keep a value costs
-its bytes, to compute one again costs much less where that is cheap, and is ruled out
-elsewhere (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, for the
-idea; the cut is the one of Ford and Fulkerson, computed by SciPy).
+The cheapest set of values from which all needed values can be computed is a minimum cut
+of the graph between what is free and what is needed. Saving a value costs its bytes;
+recomputing one costs much less if its operation is cheap, and is not allowed otherwise
+(Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, for the idea; the
+cut is that of Ford and Fulkerson, computed by SciPy).
 
-A size that a body makes in each run, such as the number of steps of a loop in it, has
-no meaning outside: what has such a size is computed again, whatever that costs.
+A size that a body computes in each run, such as the number of steps of an inner loop,
+is undefined outside of the body. A value with such a size is always recomputed.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -25,44 +26,45 @@ from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 
 Policy = Callable[[Node], bool]
-"""Whether the results of a node are kept."""
+"""Whether to save the results of a node."""
 Keep = Policy | Literal["cheapest", "fewest"]
-"""What says what is kept: a policy; what costs least; the fewest bytes from which all
-else follows, whatever it costs to compute that again."""
+"""How to choose residuals: by a policy; at the least cost of memory and recomputation;
+or in the fewest bytes, however much is recomputed."""
 
-_ALL: Final = 2**30  # more than any set of values: what cannot be cut
-_KEEP: Final = 32  # to keep a byte, where to compute one again by arithmetic costs 1
-_MATH: Final = 16  # to compute one again by a function such as tanh
-_UNKNOWN: Final = 64  # the guess for a size that has no hint
+# Capacities of edges. Recomputing one byte by arithmetic costs 1.
+_INFINITE: Final = 2**30  # more than any cut costs
+_SAVE: Final = 32  # saving a byte
+_MATH: Final = 16  # recomputing a byte by a function such as tanh
+_DEFAULT_SIZE: Final = 64  # assumed for a symbolic size without a hint
 
 
-def kept(
+def choose_residuals(
     graph: Graph,
     needed: Sequence[Var],
     free: Collection[Var],
     policy: Keep = "cheapest",
 ) -> list[Var]:
-    """The values of `graph` to keep so that all that are `needed` can be had from them.
+    """Return the values of `graph` to save so that all `needed` values can be computed.
 
     Args:
-        free: What the backward pass has anyway.
+        free: Values that the backward pass can read at no cost.
     """
     rules = _rules(graph, needed)
     if policy == "fewest":
-        rules.again.update(
+        rules.repeated.update(
             n for n in graph.nodes if n.op is not None and "callback" not in effects(n)
         )
     elif callable(policy):
 
         def is_kept(var: Var) -> bool:
             node = var.node
-            if node.op is None:  # an input, of which a policy is not asked
+            if node.op is None:  # policies are not asked about inputs
                 return True
-            is_wanted = policy(node) or "callback" in effects(node)
-            return is_wanted and not rules.stays(var)
+            is_saved = policy(node) or "callback" in effects(node)
+            return is_saved and not rules.stays(var)
 
-        last = _ancestors(needed, rules, is_kept)
-        return [var for var, is_end in last.items() if is_end]
+        ends = _ancestors(needed, rules, is_kept)
+        return [var for var, is_end in ends.items() if is_end]
     vars_ = _ancestors(
         needed, rules, lambda v: v in free or not rules.may_repeat(v.node)
     )
@@ -73,18 +75,18 @@ def kept(
     edges: dict[tuple[int, int], int] = {}
     for var, n in number.items():
         if rules.stays(var):
-            edges[n, n + 1] = _ALL
+            edges[n, n + 1] = _INFINITE
         else:
-            edges[n, n + 1] = 0 if var in free else _KEEP * sizes[var] + _each(var)
+            edges[n, n + 1] = 0 if var in free else _SAVE * sizes[var] + _save_cost(var)
         if var in free or not rules.may_repeat(var.node):
-            edges[_SOURCE, n] = _ALL
+            edges[_SOURCE, n] = _INFINITE
         else:
             if policy == "cheapest":
-                edges[_SOURCE, n] = _again(var.node) * sizes[var]
+                edges[_SOURCE, n] = _recompute_cost(var.node) * sizes[var]
             for arg in rules.reads(var.node):
-                edges[number[arg] + 1, n] = _ALL
+                edges[number[arg] + 1, n] = _INFINITE
     for var in needed:
-        edges[number[var] + 1, _SINK] = _ALL
+        edges[number[var] + 1, _SINK] = _INFINITE
     reaching = _sink_side(edges, 2 * len(vars_) + 2)
     cut = {v for v, n in number.items() if n not in reaching and n + 1 in reaching}
     return [v for v in vars_ if v in cut]
@@ -94,27 +96,29 @@ _SOURCE: Final = 0
 _SINK: Final = 1
 
 
-def dear_invariants(graph: Graph, same: Collection[Var]) -> set[Var]:
-    """What a loop's steps all compute alike, and what costs more than to read it.
+def costly_invariants(graph: Graph, same: Collection[Var]) -> set[Var]:
+    """Return the values that are equal in all steps of a loop, and costly to recompute.
 
     Args:
-        same: The inputs of a step that are the same in each.
+        same: The inputs of a step that are equal in all steps.
     """
-    found, rules = set(same), _rules(graph, ())
+    invariants, rules = set(same), _rules(graph, ())
     for node in graph.nodes:
-        # Where no step is made, a loop of it might not end, and nothing may trap.
-        if found.issuperset(rules.reads(node)) and not (node.graphs or effects(node)):
-            found.update(node.results)
-    dear = {v for v in found if v.node.op is not None and not _is_cheap(v.node)}
-    return {v for v in dear if not rules.stays(v)}
+        # A hoisted node runs even if the loop makes no step: it must end and not trap.
+        if invariants.issuperset(rules.reads(node)) and not (
+            node.graphs or effects(node)
+        ):
+            invariants.update(node.results)
+    costly = {v for v in invariants if v.node.op is not None and not _is_cheap(v.node)}
+    return {v for v in costly if not rules.stays(v)}
 
 
 def silent(graph: Graph) -> Graph:
-    """A copy of `graph` for a pass that is made once more: Python is not called again,
-    and what nothing reads is left out.
+    """Return a copy of `graph` to run a second time: it calls no callback again, and
+    has no dead code.
 
     Raises:
-        DerivativeError: what Python returns is read.
+        DerivativeError: the result of a callback is read.
     """
     copy = clone(graph)
     if "callback" not in effects(copy):
@@ -133,34 +137,38 @@ def silent(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What may be kept of a graph, and what may be computed again.
+    """Which values of a graph may be saved, and which may be recomputed.
 
-    reads  what a node is computed from
-    own    the symbols that the graph makes
-    again  the nodes that are computed again in any case
+    reads          the vars that a node is computed from
+    local_symbols  the symbols that the graph defines
+    repeated       the nodes that are recomputed in any case
     """
 
     reads: Callable[[Node], list[Var]]
-    own: frozenset[Symbol]
-    again: set[Node]
+    local_symbols: frozenset[Symbol]
+    repeated: set[Node]
 
     def stays(self, var: Var) -> bool:
-        """Whether it cannot leave the graph, being or having a size made there."""
+        """Whether a var cannot leave the graph: it is, or has, a size that is
+        defined there."""
         sizes = free_symbols(*var.type.shape)
-        return var.node.symbol in self.own or not self.own.isdisjoint(sizes)
+        return (
+            var.node.symbol in self.local_symbols
+            or not self.local_symbols.isdisjoint(sizes)
+        )
 
     def may_repeat(self, node: Node) -> bool:
-        return node in self.again or _is_cheap(node)
+        return node in self.repeated or _is_cheap(node)
 
 
 def _rules(graph: Graph, needed: Sequence[Var]) -> _Rules:
-    own = frozenset(n.symbol for n in graph.nodes if n.symbol is not None)
-    rules = _Rules(reader(graph), own, set())
+    local_symbols = frozenset(n.symbol for n in graph.nodes if n.symbol is not None)
+    rules = _Rules(reader(graph), local_symbols, set())
     waiting = list(needed)
     while waiting:
         var = waiting.pop()
-        if var.node not in rules.again and rules.stays(var):
-            rules.again.add(var.node)
+        if var.node not in rules.repeated and rules.stays(var):
+            rules.repeated.add(var.node)
             waiting += rules.reads(var.node)
     return rules
 
@@ -168,22 +176,22 @@ def _rules(graph: Graph, needed: Sequence[Var]) -> _Rules:
 def _ancestors(
     needed: Sequence[Var], rules: _Rules, is_end: Callable[[Var], bool]
 ) -> dict[Var, bool]:
-    """What the needed values may be computed from, and they themselves, not beyond the
-    ends; and which are ends."""
-    found: dict[Var, bool] = {}
+    """Return the needed values and their ancestors, up to the ends, each with
+    whether it is an end. Ancestors of ends are left out."""
+    ancestors: dict[Var, bool] = {}
     waiting = list(needed)
     while waiting:
         var = waiting.pop()
-        if var in found:
+        if var in ancestors:
             continue
-        found[var] = is_end(var)
-        if not found[var]:
+        ancestors[var] = is_end(var)
+        if not ancestors[var]:
             waiting += rules.reads(var.node)
-    return found
+    return ancestors
 
 
 def _is_cheap(node: Node) -> bool:
-    """Whether to compute it again costs no more than to read it."""
+    """Whether recomputing the results costs no more than reading them."""
     return type(node.op) is OpDef and node.op.is_cheap and not effects(node)
 
 
@@ -191,34 +199,36 @@ def _is_view(node: Node) -> bool:
     return type(node.op) is OpDef and node.op.unview is not None
 
 
-def _each(var: Var) -> int:
-    """What one value more costs; what a view is of is better kept than the view."""
+def _save_cost(var: Var) -> int:
+    """The cost of saving one more value. A view costs more than its base, to save
+    the base."""
     return 9 if _is_view(var.node) else 8
 
 
-def _again(node: Node) -> int:
-    """What it costs to compute a byte of a cheap node's result again."""
+def _recompute_cost(node: Node) -> int:
+    """The cost of recomputing a byte of the result of a cheap node."""
     if _is_view(node):
         return 0
     return _MATH if node.op.name in MATH else 1
 
 
 def _sizes(vars_: Collection[Var]) -> dict[Var, int]:
-    """How large values are beside each other, so that all costs together are less than
-    `_ALL`."""
+    """Return the sizes of values in bytes, scaled down so that the sum of all costs
+    is less than `_INFINITE`."""
     sizes: dict[Var, int] = {}
     for var in vars_:
         shape = [
-            (n.hint or _UNKNOWN) if isinstance(n, SymInt) else n for n in var.type.shape
+            (n.hint or _DEFAULT_SIZE) if isinstance(n, SymInt) else n
+            for n in var.type.shape
         ]
         sizes[var] = prod(shape) * var.type.dtype.itemsize
-    scale = max(1.0, max(sizes.values()) * len(sizes) * 2 * _KEEP / _ALL)
+    scale = max(1.0, max(sizes.values()) * len(sizes) * 2 * _SAVE / _INFINITE)
     return {var: max(1, int(size / scale)) for var, size in sizes.items()}
 
 
 def _sink_side(edges: dict[tuple[int, int], int], count: int) -> set[int]:
-    """The nodes on the sink's side of a minimum cut: of all such cuts the one after
-    which the least is left to compute."""
+    """Return the nodes on the sink's side of a minimum cut: of all minimum cuts the
+    one that leaves least to recompute."""
     # SciPy takes long to import, and most programs have no derivatives.
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow

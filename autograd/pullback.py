@@ -1,4 +1,5 @@
-"""Rules that give cotangents alone: a node of linear graphs that is only transposed."""
+"""Custom rules that map cotangents only: a node of linear graphs that is only
+transposed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
@@ -12,16 +13,16 @@ PullbackRule: TypeAlias = Callable[
     [Sequence[Tangent], Sequence[Value], Sequence[TensorType], Sequence[TensorType]],
     Sequence[Tangent],
 ]
-"""(cotangents of the results that are floats, residuals, types of the arguments, types
-of the results) -> cotangents of the arguments."""
+"""(cotangents of the float results, residuals, types of the arguments, types of the
+results) -> cotangents of the arguments."""
 
 
 class _Pullback:
     """`pullback(*tangents, *residuals; rule, arguments, results)`
 
-    gives tangents of the results that are floats, from those of such arguments. It is
-    linear in them. It never runs: where tangents are to go through a linear trace
-    (`LinearTracer.pushed`), there is none.
+    maps the tangents of the float arguments to tangents of the float results, and is
+    linear in them. Only its transpose is defined, by `rule`: a linear trace through
+    which tangents are pushed (`LinearTracer.pushed`) has no such node.
     """
 
     name = "pullback"
@@ -43,9 +44,11 @@ class _Pullback:
         arguments, results = params["arguments"], params["results"]
         floats = list(map(is_differentiable, arguments))
         residuals = operands[sum(floats) :]
-        found = params["rule"](cotangents, residuals, arguments, results)
-        own = [ct for ct, is_float in zip(found, floats, strict=True) if is_float]
-        return [*own, *[None] * len(residuals)]
+        in_cotangents = params["rule"](cotangents, residuals, arguments, results)
+        float_cotangents = [
+            ct for ct, is_float in zip(in_cotangents, floats, strict=True) if is_float
+        ]
+        return [*float_cotangents, *[None] * len(residuals)]
 
     def node_effects(self, _params: dict[str, Any]) -> frozenset[str]:
         return self.effects
@@ -60,14 +63,16 @@ def pulled_by(
     results: Sequence[TensorType],
     residuals: Sequence[Any],
 ) -> LinearMap:
-    """A linear function from tangents of the arguments to those of the results, that is
-    there to be transposed, by `rule`."""
+    """Return a linear function from tangents of the arguments to tangents of the
+    results, which is only transposed, by `rule`."""
     types = tuple(arguments), tuple(results)
     params = {"rule": rule, "arguments": types[0], "results": types[1]}
 
     def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
-        given = [instantiate(t) for t in tangents if is_differentiable(t.type)]
-        found = iter(bind(_PULLBACK, [*given, *residuals], params))
-        return [next(found) if is_differentiable(t) else Zero(t) for t in results]
+        float_tangents = [instantiate(t) for t in tangents if is_differentiable(t.type)]
+        out_tangents = iter(bind(_PULLBACK, [*float_tangents, *residuals], params))
+        return [
+            next(out_tangents) if is_differentiable(t) else Zero(t) for t in results
+        ]
 
     return derivative

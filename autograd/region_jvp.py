@@ -1,5 +1,8 @@
-"""Forward derivatives of operators with subgraphs: each arg, result, input and output
-with a tangent gets a twin, of the same role, that holds it."""
+"""Forward-mode derivatives of operators with subgraphs, derived from the roles of args.
+
+Each arg, result, region input and region output that is differentiated gains a tangent
+of the same role: the tangent of a carry is a carry.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from hopflow.zeros import Tangent, Zero, instantiate, is_zero
 def node_and_signature(
     op: Any, operands: Sequence[Operand], params: dict[str, Any]
 ) -> tuple[Node, Signature]:
-    """A node for these operands, that stands in no graph, and its signature."""
+    """Return a node of `op` that stands in no graph, and its signature."""
     graph = Graph("call")
     args = [graph.add_input(o.type, "") for o in operands]
     types = op.result_types([o.type for o in operands], params)
@@ -40,14 +43,16 @@ class Masks:
     results: list[bool]
 
 
-def masks_of(signature: Signature, given: Sequence[Tangent], results: int) -> Masks:
-    """The least fixed point: what a carry gets in one step it has in all."""
-    masks = Masks([not is_zero(t) for t in given], [False] * results)
+def masks_of(signature: Signature, tangents: Sequence[Tangent], results: int) -> Masks:
+    """Return which args and results have nonzero tangents: the least fixed point
+    over the steps of loops, since a carry whose tangent is nonzero in one step has
+    one in all."""
+    masks = Masks([not is_zero(t) for t in tangents], [False] * results)
     pairs = carries(signature)
     while True:
         for region in signature.regions:
-            found = _region_mask(region, masks.args)
-            for port, nonzero in zip(region.outputs, found, strict=True):
+            mask = _region_mask(region, masks.args)
+            for port, nonzero in zip(region.outputs, mask, strict=True):
                 if port.at is not None and nonzero:
                     masks.results[port.at] = True
         grown = False
@@ -63,13 +68,16 @@ def masks_of(signature: Signature, given: Sequence[Tangent], results: int) -> Ma
 def reached(
     op: Any,
     operands: Sequence[Operand],
-    given: Sequence[Tangent],
+    tangents: Sequence[Tangent],
     params: dict[str, Any],
 ) -> tuple[list[bool], list[bool]]:
-    """Which operands, carries among them, and results of an operator have a tangent
-    that may not be zero, where `given` are those of the operands."""
+    """Return which operands and which results of an operator may have nonzero tangents.
+
+    Args:
+        tangents: Those of the operands. A carry may gain one from another operand.
+    """
     node, signature = node_and_signature(op, operands, params)
-    masks = masks_of(signature, given, len(node.results))
+    masks = masks_of(signature, tangents, len(node.results))
     return masks.args, masks.results
 
 
@@ -86,33 +94,34 @@ def _region_mask(region: Region, args: Sequence[bool]) -> list[bool]:
     return [isinstance(o, Var) and o in depends for o in region.graph.outputs]
 
 
-# --- twins ----------------------------------------------------------------------------
+# --- the node with tangents -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A place among args, results, inputs or outputs: an old one, or its twin."""
+    """A position among args, results, inputs or outputs of the node with tangents:
+    the primal at `at` of the old node, or its tangent."""
 
     at: int
-    is_twin: bool = False
+    is_tangent: bool = False
 
 
-def _with_twins(keys: Sequence[Any], masked: Sequence[bool]) -> list[_Slot]:
-    """The old places with their twins, which follow each run of equal keys."""
+def _with_tangents(keys: Sequence[Any], masked: Sequence[bool]) -> list[_Slot]:
+    """Return the positions with their tangents, which follow each run of equal keys."""
     slots: list[_Slot] = []
-    twins: list[_Slot] = []
+    tangents: list[_Slot] = []
     for i, (key, nonzero) in enumerate(zip(keys, masked, strict=True)):
         if i and key != keys[i - 1]:
-            slots += twins
-            twins = []
+            slots += tangents
+            tangents = []
         slots.append(_Slot(i))
         if nonzero:
-            twins.append(_Slot(i, True))
-    return slots + twins
+            tangents.append(_Slot(i, True))
+    return slots + tangents
 
 
 def _arg_keys(op: Any, node: Node, signature: Signature) -> list[Any]:
-    """For each arg what is one for args in a row: its section and its role."""
+    """Return a key for each arg, which is equal for args of one section and role."""
     captures = len(node.args) - len(next(iter(node.graphs.values())).captures)
     return [(i < op.lead, i >= captures, role) for i, role in enumerate(signature.args)]
 
@@ -120,60 +129,62 @@ def _arg_keys(op: Any, node: Node, signature: Signature) -> list[Any]:
 def jvp(
     op: Any,
     operands: Sequence[Operand],
-    given: Sequence[Tangent],
+    in_tangents: Sequence[Tangent],
     params: dict[str, Any],
 ) -> tuple[list[Value], list[Tangent]]:
-    """The results of an operator, and their tangents: one node that computes both."""
-    twin = of_call(
+    """Return the results of an operator and their tangents, computed by one node."""
+    node = of_call(
         op,
         params,
-        ("jvp", tuple(map(is_zero, given))),
-        lambda: _twin(op, operands, given, params),
+        ("jvp", tuple(map(is_zero, in_tangents))),
+        lambda: _dual_node(op, operands, in_tangents, params),
     )
     args = [
-        instantiate(given[s.at]) if s.is_twin else operands[s.at] for s in twin.args
+        instantiate(in_tangents[s.at]) if s.is_tangent else operands[s.at]
+        for s in node.args
     ]
-    found = bind(op, args, twin.params)
-    values = [r for s, r in zip(twin.results, found, strict=True) if not s.is_twin]
-    tangents: list[Tangent] = [Zero(v.type) for v in values]
-    for slot, result in zip(twin.results, found, strict=True):
-        if slot.is_twin:
-            tangents[slot.at] = result
-    return values, tangents
+    outputs = bind(op, args, node.params)
+    values = [r for s, r in zip(node.results, outputs, strict=True) if not s.is_tangent]
+    out_tangents: list[Tangent] = [Zero(v.type) for v in values]
+    for slot, result in zip(node.results, outputs, strict=True):
+        if slot.is_tangent:
+            out_tangents[slot.at] = result
+    return values, out_tangents
 
 
-class _Twin(NamedTuple):
-    """The node of an operator with twins: its args and results, and its params."""
+class _DualNode(NamedTuple):
+    """The node that computes results and tangents: its args and results, and its
+    params."""
 
     args: list[_Slot]
     results: list[_Slot]
     params: dict[str, Any]
 
 
-def _twin(
+def _dual_node(
     op: Any,
     operands: Sequence[Operand],
-    given: Sequence[Tangent],
+    tangents: Sequence[Tangent],
     params: dict[str, Any],
-) -> _Twin:
+) -> _DualNode:
     node, signature = node_and_signature(op, operands, params)
-    masks = masks_of(signature, given, len(node.results))
-    args = _with_twins(_arg_keys(op, node, signature), masks.args)
-    results = _with_twins(signature.results, masks.results)
+    masks = masks_of(signature, tangents, len(node.results))
+    args = _with_tangents(_arg_keys(op, node, signature), masks.args)
+    results = _with_tangents(signature.results, masks.results)
     graphs = {region.name: _jvp_region(region, masks) for region in signature.regions}
-    changed = with_graphs(
+    new_params = with_graphs(
         op,
         params,
         graphs,
         [signature.args[s.at] for s in args],
         [signature.results[s.at] for s in results],
     )
-    return _Twin(args, results, changed)
+    return _DualNode(args, results, new_params)
 
 
 def _jvp_region(region: Region, masks: Masks) -> Graph:
     graph = region.graph
-    masked = [p.at is not None and masks.args[p.at] for p in region.inputs]
+    has_tangent = [p.at is not None and masks.args[p.at] for p in region.inputs]
     keys = [
         (v.node.section, p.role)
         for v, p in zip(graph.inputs, region.inputs, strict=True)
@@ -181,25 +192,31 @@ def _jvp_region(region: Region, masks: Masks) -> Graph:
     tracer = Tracer(None, graph.name, env=user_env())
     values: dict[int, Value] = {}
     tangents: dict[int, Value] = {}
-    for slot in _with_twins(keys, masked):
+    for slot in _with_tangents(keys, has_tangent):
         var = graph.inputs[slot.at]
-        made = input_like(tracer, var, twin=slot.is_twin)
-        (tangents if slot.is_twin else values)[slot.at] = made
+        value = input_like(tracer, var, twin=slot.is_tangent)
+        (tangents if slot.is_tangent else values)[slot.at] = value
     with using(tracer):
         symbols, inputs = duals(graph, values, tangents)
-        found = run_graph(graph, symbols, inputs)
-        wanted = [p.at is not None and masks.results[p.at] for p in region.outputs]
+        duals_out = run_graph(graph, symbols, inputs)
+        nonzero = [p.at is not None and masks.results[p.at] for p in region.outputs]
         roles = [p.role for p in region.outputs]
         outputs = [
-            instantiate(found[s.at].tangent) if s.is_twin else found[s.at].value
-            for s in _with_twins(roles, wanted)
+            instantiate(duals_out[s.at].tangent)
+            if s.is_tangent
+            else duals_out[s.at].value
+            for s in _with_tangents(roles, nonzero)
         ]
     refuse_captures(tracer)
     return tracer.close(outputs)
 
 
 def refuse_captures(tracer: Tracer) -> None:
-    """Raises: DerivativeError: a user's rule read a tensor that is no input here."""
+    """Raise if a user's rule captured a tensor.
+
+    Raises:
+        DerivativeError: a custom rule reads a tensor that is no input of the region.
+    """
     for capture in tracer.captures.values():
         raise DerivativeError(
             "custom_jvp, custom_vjp: a rule reads an array of outside, "
@@ -209,7 +226,7 @@ def refuse_captures(tracer: Tracer) -> None:
 
 
 def input_like(tracer: Tracer, var: Var, *, twin: bool = False) -> TracedTensor:
-    """An input of a new graph like one of an old graph."""
+    """Add an input to a new graph like `var` of an old graph, or like its tangent."""
     node = var.node
     if node.symbol is not None:
         return TracedTensor(tracer, tracer.define(node.symbol))
@@ -223,7 +240,8 @@ def input_like(tracer: Tracer, var: Var, *, twin: bool = False) -> TracedTensor:
 def duals(
     graph: Graph, values: dict[int, Value], tangents: dict[int, Value]
 ) -> tuple[list[Value], list[Dual]]:
-    """Inputs of a region: the symbols, and the others with their tangents."""
+    """Return the inputs of a region: the symbols, and the others with their
+    tangents."""
     count = len(graph.symbols)
     symbols = [values[i] for i in range(count)]
     inputs = [
@@ -240,8 +258,13 @@ def with_graphs(
     args: Sequence[Role],
     results: Sequence[Role],
 ) -> dict[str, Any]:
-    """`params` with other graphs, by the names of regions."""
+    """Return `params` with other graphs and roles.
+
+    Args:
+        graphs: By the names of the regions.
+        args, results: The roles of the new node's args and results.
+    """
     names = iter(Node("call_function", op, (), params).graphs)
-    changed = map_graphs(params, lambda _: graphs[next(names)])
-    found: dict[str, Any] = op.with_roles(changed, args, results)
-    return found
+    replaced = map_graphs(params, lambda _: graphs[next(names)])
+    new_params: dict[str, Any] = op.with_roles(replaced, args, results)
+    return new_params

@@ -1,7 +1,8 @@
-"""Reverse derivatives of operators with subgraphs, from the roles of args and results.
+"""Reverse-mode derivatives of operators with subgraphs, derived from the roles of args.
 
-A region is split into one that computes the results and the residuals, and one that is
-linear in the tangents and takes the residuals; that one is transposed.
+Each region is split into a forward graph, which computes the results and the residuals,
+and a linear graph, which maps tangents and residuals to tangents of the results. The
+linear graph is then transposed.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from hopflow import dtypes
 from hopflow.autograd.jvp import run_graph
 from hopflow.autograd.linearize import LinearTracer, linear_of
-from hopflow.autograd.partition import Keep, dear_invariants, kept, silent
+from hopflow.autograd.partition import Keep, choose_residuals, costly_invariants, silent
 from hopflow.autograd.region_jvp import (
     Masks,
     duals,
@@ -46,16 +47,17 @@ from hopflow.zeros import LinearMap, Tangent, Unknown, Zero, instantiate, is_zer
 
 @dataclass(slots=True)
 class _Split:
-    """A region split in two.
+    """A region split into a forward graph and a linear graph.
 
-    forward   tracer of a graph of the region's inputs; its outputs and the residuals
-    outputs   the results, there
-    linear    a graph of tangents and residuals, to tangents of the results
-    tangents  which inputs of the region the first operands of `linear` belong to
-    needed    input of `linear` -> the var of `forward` that it takes
-    residuals the vars of `forward` that are kept, for the needed ones to follow from
-    invariants those of them that are the same in each step, and no inputs
-    nonzero   which results the outputs of `linear` belong to
+    forward     the tracer of the forward graph, which has the inputs of the region
+    outputs     the results of the region, as values of `forward`
+    linear      the tracer of the linear graph
+    tangents    for each tangent input of `linear`: the input of the region it belongs
+                to
+    needed      input of `linear` -> the var of `forward` that it takes
+    residuals   the vars of `forward` to keep: all of `needed` can be computed from them
+    invariants  the residuals that a loop computes alike in each step
+    nonzero     for each output of `linear`: the result of the region it belongs to
     """
 
     forward: Tracer
@@ -68,10 +70,10 @@ class _Split:
     nonzero: list[int]
 
 
-_SAME: frozenset[Role] = frozenset(["symbol", "invariant"])
-"""The inputs of a region that are the same in each step."""
-_FREE: frozenset[Role] = _SAME | frozenset(["slice", "operand"])
-"""The inputs of a region that its linear part can have as they are."""
+_INVARIANT: frozenset[Role] = frozenset(["symbol", "invariant"])
+"""The roles of inputs that are the same in each step."""
+_FREE: frozenset[Role] = _INVARIANT | frozenset(["slice", "operand"])
+"""The roles of inputs that the linear node can take as args: they cost no memory."""
 
 
 def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Split:
@@ -93,10 +95,10 @@ def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Spli
             tangents[i] = linear.operand(var.type.strong(), f"{var.node.name}_dot")
     with using(forward):
         symbols, inputs = duals(graph, values, tangents)
-        found = run_graph(graph, symbols, inputs, linear)
+        duals_out = run_graph(graph, symbols, inputs, linear)
     refuse_captures(forward)
     with using(linear):
-        outputs = [instantiate(found[i].tangent) for i in nonzero]
+        outputs = [instantiate(duals_out[i].tangent) for i in nonzero]
     linear.close(outputs)
     eliminate_dead_code(linear.graph)
     read = read_vars(linear.graph)
@@ -108,12 +110,14 @@ def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Spli
     for symbol in symbols_read(linear.graph):
         needed[linear.symbols[symbol]] = forward.symbols[symbol]
     pairs = list(zip(forward.graph.inputs, region.inputs, strict=True))
-    same = [v for v, p in pairs if p.role in _SAME]
-    dear = dear_invariants(forward.graph, same) if region.repeats else set()
-    free = dear.union(v for v, p in pairs if p.role in _FREE)
-    residuals = kept(forward.graph, list(needed.values()), free, policy)
-    results = [_value_in(forward, f.value) for f in found]
-    invariants = [v for v in residuals if v in dear]
+    invariant_inputs = [v for v, p in pairs if p.role in _INVARIANT]
+    costly = (
+        costly_invariants(forward.graph, invariant_inputs) if region.repeats else set()
+    )
+    free = costly.union(v for v, p in pairs if p.role in _FREE)
+    residuals = choose_residuals(forward.graph, list(needed.values()), free, policy)
+    results = [_value_in(forward, f.value) for f in duals_out]
+    invariants = [v for v in residuals if v in costly]
     return _Split(
         forward,
         results,
@@ -127,7 +131,7 @@ def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Spli
 
 
 def _path(graph: Graph) -> str:
-    """Which operator a body belongs to."""
+    """Return the path of the operator that a body belongs to."""
     return min((node.operator_path for node in graph.nodes), key=len, default="")
 
 
@@ -138,8 +142,11 @@ def _value_in(tracer: Tracer, operand: Operand) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class _Residual:
-    """A value that the linear node takes: an arg of the first node (`arg`), a result
-    that was added to it, or an invariant that is computed beside it."""
+    """A value that the linear node takes from the forward node.
+
+    It is an arg of the forward node (at position `arg`), a result added to that node,
+    or a loop invariant that is computed outside.
+    """
 
     region: int
     var: Var
@@ -148,7 +155,8 @@ class _Residual:
     arg: int | None = None
 
     def type_in(self, regions: Sequence[Region], k: int) -> TensorType:
-        """Its type over the symbols of the region `k`: each may have its own."""
+        """Return its type over the symbols of region `k`: regions may use different
+        symbols."""
         if self.region == k or self.type.is_static:
             return self.type
         sizes = same_symbols(regions[self.region], regions[k])
@@ -157,12 +165,13 @@ class _Residual:
 
 @dataclass(slots=True)
 class _Parts:
-    """The two nodes that an operator becomes, but for their operands.
+    """The forward node and the linear node of an operator, without their operands.
 
-    forward    params of the first
-    residuals  what the second takes of it; those `added` are further results of it
-    linear     params of the second
-    inputs     the args of the second after the symbols
+    forward    params of the forward node
+    residuals  what the linear node takes from the forward node
+    added      the residuals that become further results of the forward node
+    linear     params of the linear node
+    inputs     the args of the linear node after the lead and the symbols
     """
 
     signature: Signature
@@ -178,14 +187,14 @@ class _Parts:
     def of(
         op: Any,
         operands: Sequence[Operand],
-        given: Sequence[Tangent],
+        tangents: Sequence[Tangent],
         params: dict[str, Any],
         policy: Keep,
         *,
         pushed: bool,
     ) -> "_Parts":
         node, signature = node_and_signature(op, operands, params)
-        masks = masks_of(signature, given, len(node.results))
+        masks = masks_of(signature, tangents, len(node.results))
         splits = [
             _split(region, masks, policy, pushed=pushed) for region in signature.regions
         ]
@@ -203,7 +212,7 @@ class _Parts:
             for k, (region, split) in enumerate(pairs)
         }
         args: list[Role] = [*signature.args[: op.lead]]
-        args += _same("symbol", signature.args.count("symbol"))
+        args += _roles("symbol", signature.args.count("symbol"))
         args += [i.role for i in inputs]
         results = [
             r
@@ -219,26 +228,28 @@ class _Parts:
 def linearize(
     op: Any,
     operands: Sequence[Operand],
-    given: Sequence[Tangent],
+    tangents: Sequence[Tangent],
     params: dict[str, Any],
     policy: Keep = "cheapest",
 ) -> tuple[list[Value], LinearMap]:
-    """The results of an operator, and a function from tangents of its operands to those
-    of the results, which makes one node that is linear in them.
+    """Return the results of an operator, and a linear function from tangents of its
+    operands to tangents of the results. The function makes one node, linear in the
+    tangents.
 
-    For operators whose regions run at most once, or as often as a length says or the
-    rows of their stacks do.
+    It serves operators whose regions run at most once, or a number of times that a
+    length or the rows of the stacks give.
 
     Args:
-        policy: Which values in the regions are kept.
+        tangents: Those of the operands. Only which of them are zero matters.
+        policy: Which values in the regions are kept as residuals.
     """
-    mask = tuple(map(is_zero, given))
-    pushed = linear_of(given).pushed
+    mask = tuple(map(is_zero, tangents))
+    pushed = linear_of(tangents).pushed
     parts = of_call(
         op,
         params,
         ("linearize", mask, policy, pushed),
-        lambda: _Parts.of(op, operands, given, params, policy, pushed=pushed),
+        lambda: _Parts.of(op, operands, tangents, params, policy, pushed=pushed),
     )
     operands = [
         _number(o) if role == "symbol" else o
@@ -247,39 +258,40 @@ def linearize(
     results = bind(op, operands, parts.forward)
     masks, count = parts.masks, len(parts.masks.results)
     values = list(results[:count])
-    made: dict[Var, Operand] = dict(
+    computed: dict[Var, Operand] = dict(
         zip([r.var for r in parts.added], results[count:], strict=False)
     )
     linear_op, linear = op.linear_part(parts.linear, results)
     for region, split in zip(parts.signature.regions, parts.splits, strict=True):
-        made |= _run_invariants(region, split, operands)
-    known = [
-        operands[r.arg] if r.arg is not None else made[r.var] for r in parts.residuals
+        computed |= _run_invariants(region, split, operands)
+    residuals = [
+        operands[r.arg] if r.arg is not None else computed[r.var]
+        for r in parts.residuals
     ]
 
-    def derivative(tangents: Sequence[Tangent]) -> list[Tangent]:
-        args = _linear_args(op, operands, parts, known, tangents)
-        found = bind(linear_op, args, linear)
-        result: list[Tangent] = [Zero(v.type) for v in values]
-        places = [i for i, nonzero in enumerate(masks.results) if nonzero]
-        for place, tangent in zip(places, found, strict=True):
-            if is_differentiable(values[place].type):
-                result[place] = tangent
-        return result
+    def derivative(in_tangents: Sequence[Tangent]) -> list[Tangent]:
+        args = _linear_args(op, operands, parts, residuals, in_tangents)
+        dots = bind(linear_op, args, linear)
+        out_tangents: list[Tangent] = [Zero(v.type) for v in values]
+        positions = [i for i, nonzero in enumerate(masks.results) if nonzero]
+        for position, tangent in zip(positions, dots, strict=True):
+            if is_differentiable(values[position].type):
+                out_tangents[position] = tangent
+        return out_tangents
 
     return values, derivative
 
 
 def _number(symbol: Operand) -> Operand:
-    """A size as an arg of a node: one that is known tells the types of results."""
+    """Return a size as an arg: a constant if it is known, for the types of results."""
     size = current().symbol_of(as_value(symbol))
     return Constant(size, SYMBOL_TYPE) if isinstance(size, int) else symbol
 
 
 def _residual(k: int, region: Region, split: _Split, var: Var) -> _Residual:
     role: Role = "slice" if region.repeats else "operand"
-    for i, own in enumerate(split.forward.graph.inputs):
-        if own is var:
+    for i, graph_input in enumerate(split.forward.graph.inputs):
+        if graph_input is var:
             port = region.inputs[i]
             if port.role in _FREE:
                 return _Residual(k, var, var.type, port.role, port.at)
@@ -291,7 +303,7 @@ def _residual(k: int, region: Region, split: _Split, var: Var) -> _Residual:
 def _run_invariants(
     region: Region, split: _Split, operands: Sequence[Operand]
 ) -> dict[Var, Operand]:
-    """What is the same in each step, and kept: computed where the operator stands."""
+    """Compute the loop-invariant residuals of a region outside of the loop."""
     if not split.invariants:
         return {}
     copies: dict[Var, Var] = {}
@@ -299,10 +311,12 @@ def _run_invariants(
     graph.outputs = tuple([copies[v] for v in split.invariants])
     eliminate_dead_code(graph, with_effects=True)
     pairs = zip(graph.inputs, region.inputs, strict=True)
-    same = [(v, p.at) for v, p in pairs if p.role in _SAME and p.at is not None]
-    graph.inputs = [v for v, _ in same]
-    found = interpret(graph, [operands[at] for _, at in same], bind)
-    return dict(zip(split.invariants, found, strict=True))
+    invariant_inputs = [
+        (v, p.at) for v, p in pairs if p.role in _INVARIANT and p.at is not None
+    ]
+    graph.inputs = [v for v, _ in invariant_inputs]
+    values = interpret(graph, [operands[at] for _, at in invariant_inputs], bind)
+    return dict(zip(split.invariants, values, strict=True))
 
 
 def _forward_params(
@@ -312,8 +326,11 @@ def _forward_params(
     splits: Sequence[_Split],
     added: Sequence[_Residual],
 ) -> dict[str, Any]:
-    """Those of the node with residuals for further results. Where only stacks tell how
-    many steps there are, and no residual is stacked, one of empty rows is."""
+    """Return the params of the forward node: its regions return the residuals too.
+
+    If the number of steps follows from stacks alone and no residual is stacked, a stack
+    of empty rows is added, so that the linear node knows the number of steps.
+    """
     graphs: dict[str, Graph] = {}
     rows = [] if added or not op.counts_by_rows else [Zero(_EMPTY)]
     for k, (region, split) in enumerate(zip(signature.regions, splits, strict=True)):
@@ -327,7 +344,7 @@ def _forward_params(
             ]
             extra += map(instantiate, rows)
         if any(p.role == "predicate" for p in region.outputs):
-            extra = []  # it tells only whether the others run
+            extra = []  # this region only computes the predicate
         graphs[region.name] = tracer.close([*split.outputs, *extra])
     role: Role = "stacked" if signature.regions[-1].repeats else "result"
     roles = [*signature.results, *[role] * (len(added) + len(rows))]
@@ -337,12 +354,12 @@ def _forward_params(
 _EMPTY = TensorType(dtypes.bool_, (0,))
 
 
-def _same(role: Role, count: int) -> list[Role]:
+def _roles(role: Role, count: int) -> list[Role]:
     return [role] * count
 
 
-# The args of a linear node, in order: the lead; symbols; carries, then slices or
-# operands that are tangents, then those that are residuals; invariants likewise.
+# The roles of the args of a linear node after the lead, in order. Among args of one
+# role the tangents stand before the residuals.
 _ORDER: tuple[Role, ...] = ("symbol", "carry", "slice", "operand", "invariant")
 
 
@@ -358,32 +375,32 @@ class _Input:
 def _linear_inputs(
     signature: Signature, masks: Masks, residuals: Sequence[_Residual]
 ) -> list[_Input]:
-    found = [
+    inputs = [
         _Input(signature.args[i], tangent=i)
         for i, nonzero in enumerate(masks.args)
         if nonzero
     ]
-    found += [_Input(r.role, residual=k) for k, r in enumerate(residuals)]
-    found.sort(key=lambda i: _ORDER.index(i.role))
-    return [i for i in found if i.role != "symbol"]
+    inputs += [_Input(r.role, residual=k) for k, r in enumerate(residuals)]
+    inputs.sort(key=lambda i: _ORDER.index(i.role))
+    return [i for i in inputs if i.role != "symbol"]
 
 
 def _linear_args(
     op: Any,
     operands: Sequence[Operand],
     parts: _Parts,
-    known: Sequence[Operand],
+    residuals: Sequence[Operand],
     tangents: Sequence[Tangent],
 ) -> list[Operand]:
     pairs = zip(operands, parts.signature.args, strict=True)
     symbols = [o for o, role in pairs if role == "symbol"]
     args: list[Operand] = [*operands[: op.lead], *symbols]
-    for given in parts.inputs:
-        if given.tangent is not None:
-            args.append(instantiate(tangents[given.tangent]))
+    for input_ in parts.inputs:
+        if input_.tangent is not None:
+            args.append(instantiate(tangents[input_.tangent]))
         else:
-            assert given.residual is not None
-            args.append(known[given.residual])
+            assert input_.residual is not None
+            args.append(residuals[input_.residual])
     return args
 
 
@@ -394,34 +411,34 @@ def _linear_region(
     inputs: Sequence[_Input],
     residuals: Sequence[_Residual],
 ) -> Graph:
-    """The linear part of a region as a graph of all the node's inputs."""
+    """Return the linear graph of a region, with all inputs of the linear node."""
     region, old = regions[k], split.linear.graph
     tracer = Tracer(None, old.name, path=split.linear.path)
     tangents: dict[Arg, Operand] = {}
-    places = {region.inputs[i].at: n for n, i in enumerate(split.tangents)}
-    own = set(split.residuals)
-    known: dict[Var, Operand] = {}
+    numbers = {region.inputs[i].at: n for n, i in enumerate(split.tangents)}
+    kept = set(split.residuals)
+    values: dict[Var, Operand] = {}
     pairs = zip(region.graph.symbols, split.forward.graph.symbols, strict=True)
     for old_symbol, symbol in pairs:
-        known[symbol] = input_like(tracer, old_symbol)
-    for given in inputs:
-        section: Section = "capture" if given.role == "invariant" else "operand"
-        if given.tangent is not None:
-            n = places.get(given.tangent)
-            type_ = _inner_type(region, given.tangent)
-            made = tracer.graph.add_input(type_, "t", section)
+        values[symbol] = input_like(tracer, old_symbol)
+    for input_ in inputs:
+        section: Section = "capture" if input_.role == "invariant" else "operand"
+        if input_.tangent is not None:
+            n = numbers.get(input_.tangent)
+            type_ = _inner_type(region, input_.tangent)
+            new_input = tracer.graph.add_input(type_, "t", section)
             if n is not None:
                 source = split.linear.operands[n].source
-                tangents[source] = TracedTensor(tracer, made)
+                tangents[source] = TracedTensor(tracer, new_input)
         else:
-            assert given.residual is not None
-            residual = residuals[given.residual]
+            assert input_.residual is not None
+            residual = residuals[input_.residual]
             type_ = residual.type_in(regions, k)
-            made = tracer.graph.add_input(type_.strong(), "r", section)
-            if residual.region == k and residual.var in own:
-                known[residual.var] = TracedTensor(tracer, made)
-    again = Again(tracer, split.forward.graph, known)
-    env: dict[Arg, Operand] = {v: again(kept) for v, kept in split.needed.items()}
+            new_input = tracer.graph.add_input(type_.strong(), "r", section)
+            if residual.region == k and residual.var in kept:
+                values[residual.var] = TracedTensor(tracer, new_input)
+    recompute = Recomputation(tracer, split.forward.graph, values)
+    env: dict[Arg, Operand] = {v: recompute(var) for v, var in split.needed.items()}
     env |= tangents
     for node in old.nodes:
         args = [a if isinstance(a, Constant) else env[a] for a in node.args]
@@ -430,8 +447,8 @@ def _linear_region(
 
 
 def _inner_type(region: Region, arg: int) -> TensorType:
-    """The type of the input of a region that comes from an arg of the node."""
-    return region.graph.inputs[_place(region, arg)].type.strong()
+    """Return the type of the region's input that comes from an arg of the node."""
+    return region.graph.inputs[_input_position(region, arg)].type.strong()
 
 
 # --- transposition --------------------------------------------------------------------
@@ -439,10 +456,10 @@ def _inner_type(region: Region, arg: int) -> TensorType:
 
 @dataclass(slots=True)
 class Pulled:
-    """A linear region run backwards in a new graph, which is still open.
+    """The transpose of a linear region, in a new graph that is still open.
 
     tracer      of the new graph
-    cotangents  of the linear inputs, by their positions
+    cotangents  position of a linear input -> its cotangent
     """
 
     tracer: Tracer
@@ -454,68 +471,75 @@ def pull(
     linear: Sequence[int],
     inputs: Callable[[Tracer], tuple[dict[int, Value], Sequence[Tangent]]],
 ) -> Pulled:
-    """Cotangents of the inputs at `linear` of a region's graph.
+    """Transpose a region's graph in its inputs at the positions `linear`.
 
     Args:
-        inputs: Makes the inputs of the new graph after the symbols, and gives what the
-            others of `graph` hold, by position, and the cotangents of its outputs.
+        inputs: Makes the inputs of the new graph after the symbols. Returns the values
+            of the other inputs of `graph`, by position, and the cotangents of its
+            outputs.
     """
     name = f"{graph.name}_transpose"
     tracer = Tracer(None, name, path=_path(graph), env=user_env())
     symbols = {
         i: input_like(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
     }
-    values, given = inputs(tracer)
-    again = Again(
+    values, cotangents = inputs(tracer)
+    recompute = Recomputation(
         tracer, graph, {graph.inputs[i]: v for i, v in (symbols | values).items()}
     )
     for node in graph.nodes:
         if node.symbol is not None:
-            again(node.results[0])  # types and params mention it
+            recompute(node.results[0])  # types and params mention it
     vars_ = [graph.inputs[i] for i in linear]
     with using(tracer):
-        found = transpose(graph, vars_, again, given)
+        in_cotangents = transpose(graph, vars_, recompute, cotangents)
     refuse_captures(tracer)
-    return Pulled(tracer, dict(zip(linear, found, strict=True)))
+    return Pulled(tracer, dict(zip(linear, in_cotangents, strict=True)))
 
 
-class Again:
-    """Values of a graph in another trace, where some are known: the nodes from which
-    the others follow are repeated there, each once."""
+class Recomputation:
+    """Recompute values of a graph in another trace.
 
-    def __init__(self, tracer: Tracer, graph: Graph, known: dict[Var, Operand]) -> None:
+    The nodes that a value follows from are repeated in `tracer`, each once. `values` is
+    the memo table; it starts with the values that need no recomputation.
+    """
+
+    def __init__(
+        self, tracer: Tracer, graph: Graph, values: dict[Var, Operand]
+    ) -> None:
         self.tracer = tracer
-        self.known = known
+        self.values = values
         self.reads = reader(graph)
 
     def __call__(self, arg: Arg) -> Operand:
         if isinstance(arg, Constant):
             return arg
-        known, waiting = self.known, [arg]
+        values, waiting = self.values, [arg]
         while waiting:
             node = waiting[-1].node
-            if waiting[-1] in known:
+            if waiting[-1] in values:
                 waiting.pop()
-            elif missing := [v for v in self.reads(node) if v not in known]:
+            elif missing := [v for v in self.reads(node) if v not in values]:
                 waiting += missing
             else:
-                args = [a if isinstance(a, Constant) else known[a] for a in node.args]
-                made = self.tracer.repeat(node, args, silent)
-                known.update(zip(node.results, made, strict=True))
-        return known[arg]
+                args = [a if isinstance(a, Constant) else values[a] for a in node.args]
+                results = self.tracer.repeat(node, args, silent)
+                values.update(zip(node.results, results, strict=True))
+        return values[arg]
 
 
 def _pull_once(
     region: Region, linear: Sequence[int], rest: Sequence[int], nonzero: Sequence[bool]
 ) -> Pulled:
-    """A region of `transpose_once`: its inputs are those of the operands at `rest`, and
-    the cotangents that are not zero."""
+    """Return a region of the node that `transpose_once` makes. Its inputs are the
+    operands at `rest` and the cotangents that are not zero."""
 
     outputs = region.graph.outputs
 
     def inputs(tracer: Tracer) -> tuple[dict[int, Value], list[Tangent]]:
         values: dict[int, Value] = {
-            _place(region, i): tracer.operand(_inner_type(region, i), "r") for i in rest
+            _input_position(region, i): tracer.operand(_inner_type(region, i), "r")
+            for i in rest
         }
         types = {p.at: o.type for p, o in zip(region.outputs, outputs, strict=True)}
         outer = {
@@ -530,11 +554,11 @@ def _pull_once(
         ]
         return values, cotangents
 
-    return pull(region.graph, [_place(region, i) for i in linear], inputs)
+    return pull(region.graph, [_input_position(region, i) for i in linear], inputs)
 
 
-def _place(region: Region, arg: int) -> int:
-    """The position of the input of a region that comes from an arg of the node."""
+def _input_position(region: Region, arg: int) -> int:
+    """Return the position of the region's input that comes from an arg of the node."""
     at = region.input_of(arg)
     assert at is not None
     return at
@@ -542,25 +566,31 @@ def _place(region: Region, arg: int) -> int:
 
 def transpose_once(
     op: Any,
-    given: Sequence[Tangent],
+    cotangents: Sequence[Tangent],
     operands: Sequence[Any],
     params: dict[str, Any],
 ) -> list[Tangent | None]:
-    """The cotangents of the operands that are `Unknown`, for an operator whose regions
-    run at most once: a node of it, of the transposed regions."""
+    """Return the cotangents of the operands that are `Unknown`; None for the others.
+
+    The operator's regions run at most once. Its transpose is a node of the same
+    operator, with the transposed regions.
+
+    Args:
+        cotangents: Those of the results.
+    """
     linear = tuple([i for i, o in enumerate(operands) if isinstance(o, Unknown)])
-    nonzero = tuple([not isinstance(ct, Zero) for ct in given])
-    passed, kept, changed = of_call(
+    nonzero = tuple([not isinstance(ct, Zero) for ct in cotangents])
+    passed, targets, new_params = of_call(
         op,
         params,
         ("transpose", linear, nonzero),
         lambda: _transposed(op, operands, params, linear, nonzero),
     )
-    cotangents = [ct for ct in given if not isinstance(ct, Zero)]
-    args = [*operands[: op.lead], *(operands[i] for i in passed), *cotangents]
-    by_arg = dict(zip(kept, bind(op, args, changed), strict=True))
+    nonzero_cotangents = [ct for ct in cotangents if not isinstance(ct, Zero)]
+    args = [*operands[: op.lead], *(operands[i] for i in passed), *nonzero_cotangents]
+    by_operand = dict(zip(targets, bind(op, args, new_params), strict=True))
     return [
-        by_arg.get(i, Zero(o.type)) if i in linear else None
+        by_operand.get(i, Zero(o.type)) if i in linear else None
         for i, o in enumerate(operands)
     ]
 
@@ -572,27 +602,35 @@ def _transposed(
     linear: Sequence[int],
     nonzero: Sequence[bool],
 ) -> tuple[list[int], list[int], dict[str, Any]]:
-    """The node that `transpose_once` makes: which operands it takes before the
-    cotangents, which operands its results are cotangents of, and its params."""
+    """Plan the node that `transpose_once` makes.
+
+    Returns:
+        The operands that it takes before the cotangents, the operands whose cotangents
+        its results are, and its params.
+    """
     _, signature = node_and_signature(op, operands, params)
-    of_role = [i for i, role in enumerate(signature.args) if role == "operand"]
-    rest = [i for i in of_role if i not in linear]
+    taken = [i for i, role in enumerate(signature.args) if role == "operand"]
+    rest = [i for i in taken if i not in linear]
     symbols = [i for i, role in enumerate(signature.args) if role == "symbol"]
     pulled = {
         region: _pull_once(region, linear, rest, nonzero)
         for region in signature.regions
     }
-    kept = [
+    targets = [
         i
         for i in linear
-        if not all(is_zero(p.cotangents[_place(r, i)]) for r, p in pulled.items())
+        if not all(
+            is_zero(p.cotangents[_input_position(r, i)]) for r, p in pulled.items()
+        )
     ]
     graphs = {}
     for region, p in pulled.items():
         with using(p.tracer):
-            outputs = [instantiate(p.cotangents[_place(region, i)]) for i in kept]
+            outputs = [
+                instantiate(p.cotangents[_input_position(region, i)]) for i in targets
+            ]
         graphs[region.name] = p.tracer.close(outputs)
-    roles = [*signature.args[: op.lead], *_same("symbol", len(symbols))]
-    roles += _same("operand", len(rest) + sum(nonzero))
-    changed = with_graphs(op, params, graphs, roles, _same("result", len(kept)))
-    return [*symbols, *rest], kept, changed
+    roles = [*signature.args[: op.lead], *_roles("symbol", len(symbols))]
+    roles += _roles("operand", len(rest) + sum(nonzero))
+    new_params = with_graphs(op, params, graphs, roles, _roles("result", len(targets)))
+    return [*symbols, *rest], targets, new_params

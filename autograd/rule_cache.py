@@ -1,8 +1,8 @@
-"""Derivatives of operations on values, recorded once for operands of a kind.
+"""Derivatives of operations on eager values, recorded once for each kind of operands.
 
-A rule is Python that calls operations. Eager code asks the same few rules about the
-same few types again and again; from the second time on, what a rule does is a row of
-operations: those that make the residuals, those on tangents, and those on cotangents.
+A rule is Python code that calls operations. Eager code applies few rules to few types
+many times. From the second time on, a rule is replayed as three flat programs: one that
+computes the residuals, one for tangents, and one for cotangents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from hopflow.autograd.jvp import run_node
 from hopflow.autograd.linearize import LinearTracer
-from hopflow.autograd.rules import tangents
+from hopflow.autograd.rules import apply_jvp
 from hopflow.autograd.transpose import transpose, value_of_capture
 from hopflow.bind import Operand, Value, bind, current, using
 from hopflow.errors import HopflowError
@@ -24,7 +24,8 @@ from hopflow.zeros import Tangent, Zero
 
 
 class _Program(NamedTuple):
-    """Operations in a row. Values are numbered: constants, inputs, then results."""
+    """A sequence of operations. Its values are numbered: constants, inputs, then
+    results."""
 
     constants: list[Operand]
     steps: list[tuple[Any, list[int], dict[str, Any]]]
@@ -32,23 +33,27 @@ class _Program(NamedTuple):
 
     @classmethod
     def of(cls, graph: Graph, tensors: Mapping[Var, Value]) -> "_Program":
-        """
+        """Return the program of a graph.
+
         Args:
-            tensors: What those inputs of the graph hold that are constant.
+            tensors: The values of the graph's inputs that are constant.
         """
         args = [*(a for node in graph.nodes for a in node.args), *graph.outputs]
         numbers = [a for a in args if isinstance(a, Constant)]
         inputs = [v for v in graph.inputs if v not in tensors]
-        made = [v for node in graph.nodes for v in node.results]
-        numbered = enumerate([*numbers, *tensors, *inputs, *made])
-        places = {id(value): place for place, value in numbered}
-        steps = [(n.op, [places[id(a)] for a in n.args], n.params) for n in graph.nodes]
-        outputs = [places[id(a)] for a in graph.outputs]
+        results = [v for node in graph.nodes for v in node.results]
+        numbered = enumerate([*numbers, *tensors, *inputs, *results])
+        positions = {id(value): position for position, value in numbered}
+        steps = [
+            (n.op, [positions[id(a)] for a in n.args], n.params) for n in graph.nodes
+        ]
+        outputs = [positions[id(a)] for a in graph.outputs]
         return cls([*numbers, *tensors.values()], steps, outputs)
 
     @classmethod
     def closed(cls, tracer: Tracer, outputs: Sequence[Operand]) -> "_Program":
-        """All of a trace. What it captures are tensors that it has made of data."""
+        """Return the program of a trace. Its captures are tensors that it made from
+        data."""
         graph = tracer.close(outputs)
         eliminate_dead_code(graph)
         captures = tracer.captures.values()
@@ -56,8 +61,8 @@ class _Program(NamedTuple):
 
     def run(self, inputs: Sequence[Operand]) -> list[Any]:
         values = [*self.constants, *inputs]
-        for op, places, params in self.steps:
-            values += bind(op, [values[p] for p in places], params)
+        for op, positions, params in self.steps:
+            values += bind(op, [values[p] for p in positions], params)
         return [values[p] for p in self.outputs]
 
 
@@ -66,160 +71,178 @@ class Recorded:
 
     residuals  a program of the operands that are no constants, and of the results
     pushed     a program of the residuals and the tangents that are not zero
-    nonzero    which results that gives the tangents of
-    types      of those tangents
+    nonzero    the results whose tangents `pushed` returns
+    types      the types of those tangents
 
-    In a linear graph it stands where an operator does, in a node that takes tangents
-    and has the residuals among its params, as `known`.
+    In a linear graph it stands as the operator of a node that takes tangents and has
+    the residuals among its params.
     """
 
     def __init__(
         self,
         op: OpDef,
         operands: Sequence[Operand],
-        given: Sequence[Tangent],
+        tangents: Sequence[Tangent],
         results: Sequence[Value],
         params: dict[str, Any],
     ) -> None:
-        """
+        """Record the rule.
+
         Raises:
-            HopflowError: the rule looks at values.
+            HopflowError: the rule reads values, which differ from call to call.
         """
         forward = Tracer(None, op.name)
-        known = [
+        inputs = [
             o if isinstance(o, Constant) else forward.operand(o.type, "x")
             for o in operands
         ]
-        outs = [forward.operand(r.type, "y") for r in results]
+        outputs = [forward.operand(r.type, "y") for r in results]
         linear = LinearTracer(forward, op.name, pushed=True)
-        own = [t if isinstance(t, Zero) else linear.operand(t.type, "t") for t in given]
+        linear_inputs = [
+            t if isinstance(t, Zero) else linear.operand(t.type, "t") for t in tangents
+        ]
         with using(linear):
-            found = tangents(op, known, own, outs, params)
+            out_tangents = apply_jvp(op, inputs, linear_inputs, outputs, params)
         self.name = op.name
-        self.nonzero = [i for i, t in enumerate(found) if not isinstance(t, Zero)]
-        graph = self._graph = linear.close(_present(found))
+        self.nonzero = [
+            i for i, t in enumerate(out_tangents) if not isinstance(t, Zero)
+        ]
+        graph = self._graph = linear.close(_nonzero(out_tangents))
         eliminate_dead_code(graph)
-        read = read_vars(graph)
-        kept = [c for c in linear.captures.values() if c.input in read]
-        self._kept, self._own = [c.input for c in kept], graph.operands
-        graph.inputs = [*self._kept, *self._own]
+        read_inputs = read_vars(graph)
+        captures = [c for c in linear.captures.values() if c.input in read_inputs]
+        self._captured, self._linear = (
+            [c.input for c in captures],
+            graph.operands,
+        )
+        graph.inputs = [*self._captured, *self._linear]
         self.types = graph.out_types
         self.pushed = _Program.of(graph, {})
-        self.residuals = _Program.closed(forward, [c.origin for c in kept])
-        self._pulled: dict[tuple[bool, ...], tuple[_Program, list[int]]] = {}
+        self.residuals = _Program.closed(forward, [c.origin for c in captures])
+        self._transposes: dict[tuple[bool, ...], tuple[_Program, list[int]]] = {}
 
-    def push(self, given: Sequence[Operand], known: Sequence[Value]) -> list[Value]:
-        """The tangents of the results, from those that the node takes."""
-        return self.pushed.run([*known, *given])
+    def push(
+        self, tangents: Sequence[Operand], residuals: Sequence[Value]
+    ) -> list[Value]:
+        """Return the tangents of the results from the tangents that the node takes."""
+        return self.pushed.run([*residuals, *tangents])
 
     def transpose_rule(
-        self, given: Sequence[Tangent], operands: Sequence[Any], params: dict[str, Any]
+        self,
+        cotangents: Sequence[Tangent],
+        operands: Sequence[Any],
+        params: dict[str, Any],
     ) -> list[Tangent]:
-        """The cotangents of the tangents that the node takes."""
-        mask = tuple([isinstance(ct, Zero) for ct in given])
-        if mask not in self._pulled:
-            self._pulled[mask] = self._transposed(given)
-        program, places = self._pulled[mask]
-        values = program.run([*params["known"], *_present(given)])
-        found: list[Tangent] = [Zero(o.type) for o in operands]
-        for place, value in zip(places, values, strict=True):
-            found[place] = value
-        return found
+        """Return the cotangents of the tangents that the node takes."""
+        mask = tuple([isinstance(ct, Zero) for ct in cotangents])
+        if mask not in self._transposes:
+            self._transposes[mask] = self._transposed(cotangents)
+        program, positions = self._transposes[mask]
+        values = program.run([*params["residuals"], *_nonzero(cotangents)])
+        in_cotangents: list[Tangent] = [Zero(o.type) for o in operands]
+        for position, value in zip(positions, values, strict=True):
+            in_cotangents[position] = value
+        return in_cotangents
 
-    def _transposed(self, given: Sequence[Tangent]) -> tuple[_Program, list[int]]:
-        """A program of the residuals and the cotangents that are not zero, and which
-        operands it gives the cotangents of."""
+    def _transposed(self, cotangents: Sequence[Tangent]) -> tuple[_Program, list[int]]:
+        """Return a program of the residuals and the cotangents that are not zero,
+        and the operands whose cotangents it returns."""
         tracer = Tracer(None, self.name)
         origins: dict[Var, Operand] = {
-            v: tracer.operand(v.type, "r") for v in self._kept
+            v: tracer.operand(v.type, "r") for v in self._captured
         }
-        cotangents: list[Tangent] = [
+        inputs: list[Tangent] = [
             ct if isinstance(ct, Zero) else tracer.operand(t.strong(), "ct")
-            for ct, t in zip(given, self.types, strict=True)
+            for ct, t in zip(cotangents, self.types, strict=True)
         ]
         with using(tracer):
             value = value_of_capture(origins)
-            found = transpose(self._graph, self._own, value, cotangents)
-        places = [i for i, ct in enumerate(found) if not isinstance(ct, Zero)]
-        return _Program.closed(tracer, _present(found)), places
+            in_cotangents = transpose(self._graph, self._linear, value, inputs)
+        positions = [
+            i for i, ct in enumerate(in_cotangents) if not isinstance(ct, Zero)
+        ]
+        return _Program.closed(tracer, _nonzero(in_cotangents)), positions
 
 
-def _present(given: Sequence[Tangent]) -> list[Value]:
-    """Those that are not zero."""
-    return [t for t in given if not isinstance(t, Zero)]
+def _nonzero(tangents: Sequence[Tangent]) -> list[Value]:
+    """Return the tangents that are not zero."""
+    return [t for t in tangents if not isinstance(t, Zero)]
 
 
-# What was met before, by the operation, the types of operands and results, which of the
-# tangents are zero, and the params. An entry keeps the types alive that it is found by.
-# What is met for the first time is noted only: to record it costs more than to run it.
-_met: Final[dict[tuple[Any, ...], tuple[list[TensorType], Recorded | None]]] = {}
-_MOST: Final = 1 << 13
+# The memo table of rules. A key holds the operation, the identities of the types of the
+# operands and results, which tangents are zero, and the params; the entry keeps those
+# types alive. At the first call the entry has no rule yet: recording costs more than
+# running once.
+_memo: Final[dict[tuple[Any, ...], tuple[list[TensorType], Recorded | None]]] = {}
+_MEMO_SIZE: Final = 1 << 13
 
 
 def _recorded(
     op: OpDef,
     operands: Sequence[Operand],
-    given: Sequence[Tangent],
+    tangents: Sequence[Tangent],
     results: Sequence[Value],
     params: dict[str, Any],
 ) -> Recorded | None:
-    key: list[Any] = [op]
+    """Return the recorded rule, or None at the first call and for a rule that reads
+    values."""
+    parts: list[Any] = [op]
     for operand in (*operands, *results):
         type_ = operand.type
         if type(operand) is EagerTensor:
-            key.append(id(type_))
+            parts.append(id(type_))
         elif type(operand) is Constant:
-            key.append((type_.dtype, type_.weak, repr(operand.value)))
+            parts.append((type_.dtype, type_.weak, repr(operand.value)))
         else:
             return None
-    key += [type(t) is Zero for t in given]
-    key += params.items()
-    key += map(type, params.values())  # equal numbers may be of different kinds
-    at = tuple(key)
+    parts += [type(t) is Zero for t in tangents]
+    parts += params.items()
+    parts += map(type, params.values())  # 1 == 1.0 == True
+    key = tuple(parts)
     try:
-        known = _met.get(at)
-    except TypeError:  # a parameter that cannot be hashed
+        entry = _memo.get(key)
+    except TypeError:  # a param is not hashable
         return None
-    if known is not None and known[1] is not None:
-        return known[1]
-    if len(_met) >= _MOST:
-        _met.clear()
+    if entry is not None and entry[1] is not None:
+        return entry[1]
+    if len(_memo) >= _MEMO_SIZE:
+        _memo.clear()
     rule = None
-    if known is not None:
+    if entry is not None:
         try:
-            rule = Recorded(op, operands, given, results, params)
-        except HopflowError:  # an error of the rule is the same when it is run
+            rule = Recorded(op, operands, tangents, results, params)
+        except HopflowError:  # running the rule raises a user's error again
             return None
-    _met[at] = [v.type for v in (*operands, *results)], rule
+    _memo[key] = [v.type for v in (*operands, *results)], rule
     return rule
 
 
 def run_recorded(
     op: Any,
     operands: Sequence[Operand],
-    given: Sequence[Tangent],
+    in_tangents: Sequence[Tangent],
     params: dict[str, Any],
     linear: LinearTracer | None,
 ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-    """What `run_node` gives where there is no trace below, by a recorded rule if the
-    operation was met before."""
+    """Return what `run_node` does, at the top of the interpreter stack. It replays
+    the recorded rule if the operation was called on such operands before."""
     if type(op) is not OpDef:
-        return run_node(op, operands, given, params, linear)
+        return run_node(op, operands, in_tangents, params, linear)
     values = bind(op, operands, params)
-    found: list[Tangent] = [Zero(v.type) for v in values]
-    own = _present(given)
-    if not own:
-        return values, found
-    rule = _recorded(op, operands, given, values, params)
+    out_tangents: list[Tangent] = [Zero(v.type) for v in values]
+    nonzero_tangents = _nonzero(in_tangents)
+    if not nonzero_tangents:
+        return values, out_tangents
+    rule = _recorded(op, operands, in_tangents, values, params)
     if rule is None:
         with using(linear or current()):
-            return values, tangents(op, operands, given, values, params)
+            return values, apply_jvp(op, operands, in_tangents, values, params)
     inputs = [o for o in operands if type(o) is not Constant]
-    known = rule.residuals.run([*inputs, *values])
+    residuals = rule.residuals.run([*inputs, *values])
     if linear is None:
-        made: Sequence[Value] = rule.push(own, known)
+        derived: Sequence[Value] = rule.push(nonzero_tangents, residuals)
     else:
-        made = linear.derive(rule, own, known)
-    for place, tangent in zip(rule.nonzero, made, strict=True):
-        found[place] = tangent
-    return values, found
+        derived = linear.derive(rule, nonzero_tangents, residuals)
+    for position, tangent in zip(rule.nonzero, derived, strict=True):
+        out_tangents[position] = tangent
+    return values, out_tangents

@@ -1,5 +1,5 @@
-"""What is asked of an operation's record: tangents of its results, and cotangents of
-its operands."""
+"""Application of an operation's rules: tangents of its results from those of its
+operands, and cotangents of its operands from those of its results."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,95 +22,101 @@ from hopflow.zeros import (
 
 
 def is_differentiable(type_: TensorType) -> bool:
+    """Whether values of this type have tangents: those of float dtypes do."""
     return type_.dtype.is_float
 
 
-def tangents(
+def apply_jvp(
     op: OpDef,
     operands: Sequence[Operand],
-    given: Sequence[Tangent],
+    tangents: Sequence[Tangent],
     results: Sequence[Value],
     params: dict[str, Any],
 ) -> list[Tangent]:
-    """The tangents of an operation's results from those of its operands.
+    """Return the tangents of an operation's results from those of its operands.
 
     Raises:
-        DerivativeError: it has none.
+        DerivativeError: the operation has no derivative.
     """
     zeros: list[Tangent] = [Zero(r.type) for r in results]
-    if all(map(is_zero, given)) or not any(is_differentiable(r.type) for r in results):
+    if all(map(is_zero, tangents)) or not any(
+        is_differentiable(r.type) for r in results
+    ):
         return zeros
     if op.jvp is None and op.unview is None:
         raise DerivativeError(
             f"{op.name}: this operation has no derivative. Keep it out of what is "
             "differentiated with `hf.stop_gradient`."
         )
-    rules = "linear" if op.jvp is None else op.jvp  # a view is a view of the tangent
+    rules = "linear" if op.jvp is None else op.jvp  # a view of the tangent
     if rules == "linear":
-        return list(bind(op, list(map(_tangent, operands, given)), params))
-    plain = _plain(op, operands)
+        return list(bind(op, list(map(_tangent, operands, tangents)), params))
+    values = _unwrapped(op, operands)
     if callable(rules):
-        found = rules(given, tuple(results), *plain, **params)
+        out_tangents = rules(tangents, tuple(results), *values, **params)
     else:
         [result] = results
-        found = [_summed(rules, given, result, plain, params)]
+        out_tangents = [_summed(rules, tangents, result, values, params)]
     return [
         fitted(t, r.type) if is_differentiable(r.type) else Zero(r.type)
-        for t, r in zip(found, results, strict=True)
+        for t, r in zip(out_tangents, results, strict=True)
     ]
 
 
-def _plain(op: OpDef, operands: Sequence[Any]) -> list[Any]:
+def _unwrapped(op: OpDef, operands: Sequence[Any]) -> list[Any]:
+    """Return the operands with constants as Python numbers, as rules take them."""
     if op.promote is None:
         return list(operands)
     return [o.value if isinstance(o, Constant) else o for o in operands]
 
 
-def _tangent(operand: Operand, given: Tangent) -> Operand:
-    """An operand's tangent; what has none stays."""
-    return instantiate(given) if is_differentiable(operand.type) else operand
+def _tangent(operand: Operand, tangent: Tangent) -> Operand:
+    """Return an operand's tangent; an operand that is no float stays itself."""
+    return instantiate(tangent) if is_differentiable(operand.type) else operand
 
 
 def _summed(
     partials: Sequence[Callable[..., Any] | None],
-    given: Sequence[Tangent],
+    tangents: Sequence[Tangent],
     result: Value,
     operands: Sequence[Any],
     params: dict[str, Any],
 ) -> Tangent:
+    """Return the sum of the partial derivatives, each applied to its operand's
+    tangent."""
     total: Tangent = Zero(result.type)
-    for partial, tangent in zip(partials, given, strict=True):
+    for partial, tangent in zip(partials, tangents, strict=True):
         if partial is not None and not isinstance(tangent, Zero):
             part = partial(tangent, result, *operands, **params)
             total = added(fitted(total, result.type), fitted(part, result.type))
     return total
 
 
-def cotangents(
+def apply_transpose(
     op: OpDef,
-    given: Sequence[Tangent],
+    cotangents: Sequence[Tangent],
     operands: Sequence[Operand | Unknown],
     params: dict[str, Any],
 ) -> list[Tangent | None]:
-    """The cotangents of the operands that are `Unknown`, in which the operation is
-    linear; None for the others.
+    """Return the cotangents of the operands that are `Unknown`, in which the operation
+    is linear; None for the others.
 
     Raises:
-        DerivativeError: it is not linear in them.
+        DerivativeError: the operation is not linear in them.
     """
-    wanted = [isinstance(o, Unknown) for o in operands]
+    is_linear = [isinstance(o, Unknown) for o in operands]
     try:
-        parts = _transposed(op, given, operands, params)
+        parts = _transposed(op, cotangents, operands, params)
     except TypeError as error:
-        if sum(wanted) > 1:  # a rule that reads another operand
+        if sum(is_linear) > 1:  # the rule reads a linear operand
             raise _not_linear(op) from error
         raise
-    result: list[Tangent | None] = []
-    for operand, want, part in zip(operands, wanted, parts, strict=True):
-        if want and part is None:
+    in_cotangents: list[Tangent | None] = []
+    for operand, linear, part in zip(operands, is_linear, parts, strict=True):
+        if linear and part is None:
             raise _not_linear(op)
-        result.append(unbroadcast(part, operand.type) if want else None)
-    return result
+        in_cotangents.append(unbroadcast(part, operand.type) if linear else None)
+    return in_cotangents
 
 
 def _not_linear(op: OpDef) -> DerivativeError:
@@ -123,14 +129,14 @@ def _not_linear(op: OpDef) -> DerivativeError:
 
 def _transposed(
     op: OpDef,
-    given: Sequence[Tangent],
+    cotangents: Sequence[Tangent],
     operands: Sequence[Operand | Unknown],
     params: dict[str, Any],
 ) -> Sequence[Any]:
-    """What the rules give for each operand; None: nothing."""
-    plain = _plain(op, operands)
-    if op.transpose is None and op.unview is not None:  # written into zeros
-        [cotangent, *_], [_, *rest] = given, plain
+    """Return what the transpose rules give for each operand, or None."""
+    values = _unwrapped(op, operands)
+    if op.transpose is None and op.unview is not None:  # scatter into zeros
+        [cotangent, *_], [_, *rest] = cotangents, values
         base = instantiate(Zero(operands[0].type))
         written = op.unview(base, instantiate(cotangent), *rest, **params)
         return [written, *[None] * len(rest)]
@@ -138,12 +144,12 @@ def _transposed(
         raise _not_linear(op)
     if not isinstance(op.transpose, tuple):
         assert callable(op.transpose)
-        found = op.transpose(given, *plain, **params)
-        pairs = zip(found, operands, strict=True)
+        parts = op.transpose(cotangents, *values, **params)
+        pairs = zip(parts, operands, strict=True)
         return [Zero(o.type) if part is None else part for part, o in pairs]
-    [cotangent] = given
+    [cotangent] = cotangents
     return [
-        rule(cotangent, *plain, **params)
+        rule(cotangent, *values, **params)
         if rule is not None and isinstance(operand, Unknown)
         else None
         for rule, operand in zip(op.transpose, operands, strict=True)

@@ -1,4 +1,5 @@
-"""`Tape`: a trace that computes as it records, so that Python may look at values."""
+"""`Tape`: a trace that also computes, so that Python can read values while it
+records."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,9 +17,9 @@ from hopflow.zeros import Tangent, Zero
 
 
 class Tape(Functionalize):
-    """A functionalizing tracer each of whose vars has a tangent too.
+    """A functionalizing tracer whose vars also have tangents.
 
-    linear    None: tangents are values too. Else they are tensors of this tracer
+    linear    the tracer of the tangents; None: tangents are computed as values are
     """
 
     __slots__ = ("linear", "tangents")
@@ -31,7 +32,7 @@ class Tape(Functionalize):
         self.tangents: dict[Node, Sequence[Tangent]] = {}
 
     def given(self, value: Value, tangent: Tangent, name: str) -> TracedTensor:
-        """A new operand that has this value and tangent."""
+        """Add an operand that has this value and tangent."""
         tensor = self.operand(value.type, name)
         self.values[tensor.source] = value
         self.tangents[tensor.source.node] = [tangent]
@@ -39,15 +40,20 @@ class Tape(Functionalize):
 
     def run(self, node: Node) -> Sequence[Value]:
         operands = [self.value(a) for a in node.args]
-        given = [self.tangent(a) for a in node.args]
+        in_tangents = [self.tangent(a) for a in node.args]
         run = run_recorded if current().is_eager else run_node
-        values, found = run(node.op, operands, given, node.params, self.linear)
-        self.tangents[node] = found
-        return values if type(node.op) is OpDef else _apart(values, operands)
+        values, out_tangents = run(
+            node.op, operands, in_tangents, node.params, self.linear
+        )
+        self.tangents[node] = out_tangents
+        return values if type(node.op) is OpDef else _unaliased(values, operands)
 
     def tangent(self, arg: Arg) -> Tangent:
-        if type(arg) is Var and (found := self.tangents.get(arg.node)) is not None:
-            return found[arg.index]
+        if (
+            type(arg) is Var
+            and (node_tangents := self.tangents.get(arg.node)) is not None
+        ):
+            return node_tangents[arg.index]
         return Zero(arg.type)
 
     def has_tangent(self, value: Value) -> bool:
@@ -57,22 +63,28 @@ class Tape(Functionalize):
         return super().has_tangent(value)
 
     def current(self, tensor: Operand) -> tuple[Operand, Tangent]:
-        """What a tensor of this trace, or of one below, holds now; and its tangent."""
+        """Return what a tensor of this trace, or of one below, holds now, and its
+        tangent."""
         if isinstance(tensor, Constant):
             return tensor, Zero(tensor.type)
         var = self.read(self.localize(tensor))
         return self.values[var], self.tangent(var)
 
 
-def _apart(values: Sequence[Value], operands: Sequence[Operand]) -> Sequence[Value]:
-    """The results of an operator, which are new tensors: of those that a rule has in
-    the memory of an operand, copies."""
-    known = {id(own) for o in operands if isinstance(o, Value) for own in _memory(o)}
-    return [v if known.isdisjoint(map(id, _memory(v))) else copy(v) for v in values]
+def _unaliased(values: Sequence[Value], operands: Sequence[Operand]) -> Sequence[Value]:
+    """Return the results of an operator as new tensors. Those that a custom rule
+    returns in the memory of an operand are copied."""
+    operand_memory = {
+        id(owner) for o in operands if isinstance(o, Value) for owner in _memory(o)
+    }
+    return [
+        v if operand_memory.isdisjoint(map(id, _memory(v))) else copy(v) for v in values
+    ]
 
 
 def _memory(value: Value | None) -> Iterator[object]:
-    """What a tensor has in common with its views, as each trace around has it."""
+    """Yield what a tensor shares with its views: its owner in each trace, then its
+    storage."""
     while isinstance(value, TracedTensor):
         value = value if value.storage is None else value.storage.owner
         yield value

@@ -367,7 +367,7 @@ def test_noise_is_in_rules_that_are_met_for_the_first_time(name: str) -> None:
     def derivative(x: Any) -> Any:
         return hf.jvp(hf.max, (x,), (x,)) if name == "jvp" else hf.grad(hf.max)(x)
 
-    rule_cache._met.clear()
+    rule_cache._memo.clear()
     decisions: list[list[bytes]] = []
     for _ in range(3):
         tape(derivative, [np.array([1.0, 3.0, 2.0])], rounding := Rounding())

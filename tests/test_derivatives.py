@@ -157,7 +157,7 @@ def test_of_every_operation(case: Case) -> None:
 def test_a_rule_that_is_recorded_does_what_it_did(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopflow.autograd.rule_cache._met", {})
+    monkeypatch.setattr("hopflow.autograd.rule_cache._memo", {})
     xs, ts = case.floats, case.directions
     runs = []
     for _ in range(3 if not undefined(case) else 0):
@@ -268,7 +268,7 @@ def test_no_operation_is_left_out() -> None:
 
 
 def test_what_has_none_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopflow.autograd.rule_cache._met", {})  # no rule is known
+    monkeypatch.setattr("hopflow.autograd.rule_cache._memo", {})  # no rule is known
     monkeypatch.setitem(vars(hf.sin), "jvp", None)
     with pytest.raises(DerivativeError, match=r"sin: .*stop_gradient"):
         hf.jvp(hf.sin, (1.0,), (1.0,))

@@ -84,7 +84,7 @@ def _forget() -> None:
     for cache in (
         opdef._promoted,
         opdef._inferred,
-        rule_cache._met,
+        rule_cache._memo,
         graphs._memo,
         invoke_subgraph._known,
     ):
