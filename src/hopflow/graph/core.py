@@ -1,4 +1,4 @@
-"""Graph, Node and Var: the data structure, and the edits that keep it whole."""
+"""Graph, Node and Var: the data structure of graphs, and basic edits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -17,7 +17,7 @@ Section: TypeAlias = Literal["symbol", "operand", "capture"]
 
 
 class Operator(Protocol):
-    """What a node may refer to: an operation's record or a higher-order operator."""
+    """What a node's `op` is: the record of an operation, or a higher-order operator."""
 
     @property
     def name(self) -> str: ...
@@ -35,8 +35,8 @@ class Operator(Protocol):
 class SourceLine:
     """A line of the user's code.
 
-    caller   the line that has called `function`, or the operator that has: line 1 of a
-             file `<hopflow>`, whose function is `while_loop/body`
+    caller  the line that called `function`. An operator that called it stands as line 1
+            of a file `<hopflow>`, in the function `while_loop/body`
     """
 
     file: str
@@ -49,8 +49,8 @@ class SourceLine:
 
     @property
     def trail(self) -> str:
-        """The line and what has called it, as one text: `helper.py:3, called at
-        step.py:4, in while_loop/body, called at model.py:9`."""
+        """The line and its callers as one text: `helper.py:3, called at step.py:4,
+        in while_loop/body, called at model.py:9`."""
         parts = [str(self)]
         for caller in reversed(self.stack[:-1]):
             is_operator = caller.file == OPERATOR_FILE
@@ -61,16 +61,16 @@ class SourceLine:
 
     @property
     def stack(self) -> "tuple[SourceLine, ...]":
-        """The callers, the outermost first, and this line."""
-        found = [self]
-        while (caller := found[-1].caller) is not None:
-            found.append(caller)
-        return tuple(reversed(found))
+        """The callers, from the outermost, and then this line."""
+        lines = [self]
+        while (caller := lines[-1].caller) is not None:
+            lines.append(caller)
+        return tuple(reversed(lines))
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A scalar constant operand; its type is never weak (promotion is over)."""
+    """A scalar constant operand. Its type is never weak: promotion has taken place."""
 
     value: bool | int | float
     type: TensorType
@@ -81,7 +81,7 @@ class Constant:
 
 @dataclass(eq=False, slots=True)
 class Var:
-    """One result of a node, or one input of a graph."""
+    """A result of a node, or an input of a graph."""
 
     node: "Node"
     index: int
@@ -96,18 +96,18 @@ Arg: TypeAlias = Var | Constant
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One line of a graph.
+    """A step of a graph.
 
     kind      placeholder | get_attr | call_function | output
-    op        the operator object of a call_function, else None
+    op        the operator of a call_function, else None
     args      operands, flat
     params    static parameters: axes, shapes, dtypes, and subgraphs
     results   one Var for each result
     name      of a placeholder or an attribute; else a suggestion, or ""
-    section   of a placeholder: which of the three input lists it is in
-    symbol    of a placeholder in section "symbol": the symbol that it binds; of a call
-              (an `item`): the one that it defines, known from there on
-    line      where in the user's code it came from
+    section   of a placeholder: its input list
+    symbol    the symbol that a placeholder in section "symbol" binds, or that a call
+              (an `item`) defines for later types and params
+    line      the line of the user's code that it comes from
     module_path, operator_path   "layers.0:Linear", "while_loop/body → cond/then"
     meta      notes of passes
     """
@@ -127,32 +127,33 @@ class Node:
 
     @property
     def target(self) -> Any:
-        """What is called; of a placeholder or an attribute its name."""
+        """The operator of a call; the name of a placeholder or an attribute."""
         if self.kind == "output":
             return "output"
         return self.name if self.op is None else self.op
 
     @property
     def graphs(self) -> "dict[str, Graph]":
-        """The subgraphs among the parameters, by name (`branches[0]` in a tuple)."""
-        found: dict[str, Graph] = {}
+        """The subgraphs among the params, by name: `branches[0]` in a tuple
+        `branches`."""
+        graphs: dict[str, Graph] = {}
         for key, value in self.params.items():
             if isinstance(value, Graph):
-                found[key] = value
+                graphs[key] = value
             elif isinstance(value, tuple) and Graph in map(type, value):
                 for i, item in enumerate(value):
                     if isinstance(item, Graph):
-                        found[f"{key}[{i}]"] = item
-        return found
+                        graphs[f"{key}[{i}]"] = item
+        return graphs
 
 
 class Graph:
-    """A straight line of nodes with typed inputs and outputs.
+    """A sequence of nodes with typed inputs and outputs.
 
     `inputs` are placeholders: symbols, operands, captures, in this order. `attributes`
-    (on a root graph only) are `get_attr` nodes: name -> the tensor they hold. `nodes`
-    are the calls and attributes in order of execution; `outputs` may be any args.
-    Printed, a graph is Python; see `graph.printer`, which brings `text`.
+    (of a root graph only) maps the names of `get_attr` nodes to the tensors they read.
+    `nodes` are the calls and attributes in order of execution; `outputs` may be any
+    args. A graph prints as Python code; see `graph.printer`, which sets `text`.
     """
 
     text: ClassVar[Callable[["Graph"], str]]
@@ -197,7 +198,8 @@ class Graph:
         section: Section = "operand",
         symbol: Symbol | None = None,
     ) -> Var:
-        """Append a placeholder at the end of `inputs`; see `join` for their order."""
+        """Append a placeholder to `inputs`; the caller keeps the order of the
+        sections."""
         node = Node("placeholder", None, (), {}, name=name, section=section)
         node.symbol = symbol
         var = Var(node, 0, type_)
@@ -206,7 +208,7 @@ class Graph:
         return var
 
     def name_inputs(self) -> None:
-        """Give each input a name of its own."""
+        """Make the names of the inputs unique."""
         taken: set[str] = set()
         last: dict[str, int] = {}
         for var in self.inputs:
@@ -233,7 +235,7 @@ class Graph:
         types: Sequence[TensorType],
         line: SourceLine | None = None,
     ) -> Node:
-        """Append a call whose results have the given types."""
+        """Append a call with results of the given types."""
         node = Node("call_function", op, tuple(args), dict(params), line=line)
         node.results = tuple([Var(node, i, t) for i, t in enumerate(types)])
         self.nodes.append(node)
@@ -262,30 +264,29 @@ class Graph:
         return [v for v in self.inputs if v.node.section == "capture"]
 
     def nodes_of(self, name: str) -> list[Node]:
-        """The calls of the operator of this name."""
+        """Return the calls of the operator with this name."""
         return [n for n in self.nodes if n.op is not None and n.op.name == name]
 
     def users(self) -> dict[Var, list[Node]]:
-        """The nodes that read each var; an output of the graph is not a node."""
-        found: dict[Var, list[Node]] = {}
+        """Return the nodes that read each var, without the outputs of the graph."""
+        users: dict[Var, list[Node]] = {}
         for node in self.nodes:
             for arg in dict.fromkeys(a for a in node.args if isinstance(a, Var)):
-                found.setdefault(arg, []).append(node)
-        return found
+                users.setdefault(arg, []).append(node)
+        return users
 
     def walk(self) -> Iterator[Node]:
-        """All nodes, those of subgraphs right after the node that holds them."""
+        """Yield all nodes; those of subgraphs follow the node that holds them."""
         pending = [*reversed(self.nodes)]
-        while pending:  # recursive generators would pass each node up level by level
+        while pending:  # a recursive generator takes quadratic time in deep nests
             node = pending.pop()
             yield node
             for graph in reversed(node.graphs.values()):
                 pending += reversed(graph.nodes)
 
     def distinct_nodes(self) -> Iterator[Node]:
-        """All nodes in the order of `walk`, but those of a subgraph that several nodes
-        share only once: `walk` takes exponential time where such subgraphs share
-        others."""
+        """Yield all nodes in the order of `walk`, but those of a shared subgraph
+        only once: `walk` takes exponential time if shared subgraphs share others."""
         pending, seen = [*reversed(self.nodes)], {self}
         while pending:
             node = pending.pop()
@@ -297,7 +298,7 @@ class Graph:
 
 
 def map_graphs(params: Mapping[str, Any], f: Any) -> dict[str, Any]:
-    """`params` with `f` applied to each graph in it."""
+    """Return `params` with `f` applied to each graph in them."""
 
     def visit(value: Any) -> Any:
         if isinstance(value, Graph):
@@ -310,9 +311,10 @@ def map_graphs(params: Mapping[str, Any], f: Any) -> dict[str, Any]:
 
 
 def map_sizes(value: Any, f: Callable[[SymInt], Size]) -> Any:
-    """A static parameter with `f` applied to each symbolic size in it.
+    """Return a static parameter with `f` applied to each symbolic size in it.
 
-    Those in tuples and types are found; those of subgraphs are the subgraphs' own.
+    Sizes in tuples and types are included; subgraphs have symbols of their own, and are
+    left unchanged.
     """
     kind = type(value)
     if kind is SymInt:
@@ -325,12 +327,12 @@ def map_sizes(value: Any, f: Callable[[SymInt], Size]) -> Any:
 
 
 def size_of(symbol: Symbol) -> SymInt:
-    """A symbol as a size."""
+    """Return a symbol as a size."""
     return SymInt((((symbol,), 1),))
 
 
 def plain_symbol(size: Size) -> Symbol | None:
-    """The symbol that `size` is, if it is one and nothing else."""
+    """Return the symbol if `size` is a plain symbol, else None."""
     if type(size) is SymInt and len(size.expression) == 1:
         [(monomial, factor)] = size.expression
         if len(monomial) == 1 and factor == 1 and isinstance(monomial[0], Symbol):
@@ -339,16 +341,20 @@ def plain_symbol(size: Size) -> Symbol | None:
 
 
 def symbol_range(node: Node) -> ValueRange:
-    """The range of the symbol that a call defines, which the call checks."""
+    """Return the range of the symbol that a call defines; the call checks it."""
     return ValueRange(node.params.get("min", -inf), node.params.get("max", inf))
 
 
-def match_shapes(declared: Shape, found: Shape, known: dict[Symbol, Size]) -> None:
-    """Add to `known` what `found` says of the symbols that are sizes of `declared`."""
-    for size, actual in zip(declared, found, strict=False):
+def match_shapes(declared: Shape, shape: Shape, sizes: dict[Symbol, Size]) -> None:
+    """Bind the symbols that are plain sizes of `declared` to the actual sizes in
+    `shape`.
+
+    Symbols that `sizes` already binds keep their sizes.
+    """
+    for size, actual in zip(declared, shape, strict=False):
         symbol = plain_symbol(size)
         if symbol is not None:
-            known.setdefault(symbol, actual)
+            sizes.setdefault(symbol, actual)
 
 
 def vars_of(args: Iterable[Arg]) -> list[Var]:

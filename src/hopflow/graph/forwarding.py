@@ -1,10 +1,9 @@
-"""Forwarding: results of operators that are args of theirs, whatever runs.
+"""Forwarding: replace results of operators that always equal one of the args.
 
 A carry that no step changes is the same before and after the loop, and an operand that
-every branch returns is the same whichever runs. The analysis goes through operators in
-bodies and through carries that steps permute. `forward` lets readers of such a result
-read the arg instead, and takes the result out of the operator; a carry becomes an
-invariant.
+all branches return is the result whichever runs. The analysis covers operators in
+bodies, and carries that the steps permute. Readers of such a result then read the arg
+instead, and the operator no longer returns it; a carry becomes an invariant.
 """
 
 from collections import deque
@@ -28,14 +27,15 @@ from hopflow.graph.rewriting import replace_uses
 from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import free_symbols
 
-Places: TypeAlias = frozenset[int | None]
-"""What a result may be: positions of the node's args, and None for a new value."""
+Origins: TypeAlias = frozenset[int | None]
+"""The args that a result may be, by position; None stands for a new value."""
 
-_COMPUTED: Places = frozenset([None])
+_COMPUTED: Origins = frozenset([None])
 
 
 def forward_results(graph: Graph) -> Graph:
-    """Forward what operators of `graph` only pass through, in subgraphs too, in place.
+    """Forward the results that operators only pass through, in `graph` and its
+    subgraphs, in place.
 
     Returns:
         The graph.
@@ -57,12 +57,13 @@ def forward_results(graph: Graph) -> Graph:
 
 
 class Shortened(NamedTuple):
-    """What is left of a call without what it forwards.
+    """A call without the results that it forwards.
 
-    args       which args of the call the operator still takes, by position
+    args       the positions of the args that the operator still takes
     params     its params
-    forwarded  for each result of the call the position of the arg that it is, or None
-    rest       which results of the operator the others are, in order
+    forwarded  for each result of the original call: the position of the arg that it
+               equals, or None
+    rest       for each other result, in order: its position among the new results
     """
 
     args: list[int]
@@ -70,201 +71,217 @@ class Shortened(NamedTuple):
     forwarded: list[int | None]
     rest: list[int]
 
-    def results(self, given: Sequence[Any], found: Sequence[Any]) -> list[Any]:
-        """What belongs to each result of the call.
+    def results(self, of_args: Sequence[Any], of_rest: Sequence[Any]) -> list[Any]:
+        """Return an item for each result of the original call.
 
         Args:
-            given: What belongs to each arg of the call.
-            found: What belongs to each of the `rest`.
+            of_args: An item for each arg of the original call.
+            of_rest: An item for each of the `rest`.
         """
-        rest = iter(found)
-        return [next(rest) if at is None else given[at] for at in self.forwarded]
+        rest = iter(of_rest)
+        return [next(rest) if at is None else of_args[at] for at in self.forwarded]
 
 
 def shortened(
     op: Any,
     types: Sequence[TensorType],
     params: Mapping[str, Any],
-    same: Sequence[int],
+    first: Sequence[int],
 ) -> Shortened | None:
-    """A call of `op` without what it forwards; None if that is nothing.
+    """Return a call of `op` without the results that it forwards; None if it forwards
+    none.
 
     Args:
         types: Of the args.
-        same: For each arg the position of the first that is the same value.
+        first: For each arg the position of the first arg that is the same value.
     """
     graph = Graph("call")
     inputs = [graph.add_input(t, "") for t in types]
-    args = [inputs[k] for k in same]
+    args = [inputs[k] for k in first]
     node = Node("call_function", op, tuple(args), dict(params))
-    places = [] if op.is_call else forwarded(node)
-    if all(place is None for place in places):
+    sources = [] if op.is_call else forwarded(node)
+    if all(source is None for source in sources):
         return None
     node = graph.call(op, args, params, result_types(op, args, node.params))
     own_regions(node)
     results = node.results
-    _forward(node, places)
+    _forward(node, sources)
     position = {var: i for i, var in enumerate(inputs)}
-    at = {var: i for i, var in enumerate(node.results)}
-    rest = [at[v] for v, place in zip(results, places, strict=True) if place is None]
+    new_position = {var: i for i, var in enumerate(node.results)}
+    rest = [
+        new_position[v]
+        for v, source in zip(results, sources, strict=True)
+        if source is None
+    ]
     return Shortened(
         [position[a] for a in node.args if isinstance(a, Var)],
         node.params,
-        places,
+        sources,
         rest,
     )
 
 
 def first_same(keys: Iterable[Hashable]) -> list[int]:
-    """For each key the position of the first that is equal."""
+    """Return for each key the position of the first equal key."""
     first: dict[Hashable, int] = {}
     return [first.setdefault(key, i) for i, key in enumerate(keys)]
 
 
 def forwarded(node: Node, *, inner: bool = True) -> list[int | None]:
-    """For each result of an operator the position of the arg that it always is.
+    """Return for each result of an operator the position of the arg that it always
+    equals, or None.
 
     Args:
-        inner: Whether operators in its regions may forward something; False: that has
-            been taken out of them.
+        inner: Whether to look for operators in its regions that forward results. False
+            if these have been forwarded.
     """
-    found: list[int | None] = []
-    for places in _places(node, inner=inner):
-        known = [place for place in places if place is not None]
-        same = {id(node.args[place]) for place in known}
-        is_one = len(known) == len(places) and len(same) == 1
-        found.append(min(known) if is_one else None)
-    return found
+    sources: list[int | None] = []
+    for origins in _result_origins(node, inner=inner):
+        args = [position for position in origins if position is not None]
+        distinct = {id(node.args[position]) for position in args}
+        is_forwarded = len(args) == len(origins) and len(distinct) == 1
+        sources.append(min(args) if is_forwarded else None)
+    return sources
 
 
-def _places(node: Node, *, inner: bool) -> list[Places]:
-    """What each result of an operator may be."""
+def _result_origins(node: Node, *, inner: bool) -> list[Origins]:
+    """Return the origins of each result of an operator."""
     signature = signature_of(node)
-    if node.op.has_custom_derivative(node.params):  # a result is not just the operand
+    # A custom derivative of a result may differ from that of the arg it equals.
+    if node.op.has_custom_derivative(node.params):
         return [_COMPUTED] * len(signature.results)
     arg_of = {pair.result: pair.arg for pair in carries(signature)}
     result_of = {arg: result for result, arg in arg_of.items()}
-    found: list[set[int | None]] = [set() for _ in signature.results]
+    origins: list[set[int | None]] = [set() for _ in signature.results]
     changing = _changing_sizes(signature)
-    for pair in carries(signature):  # a size that may change is that of the result
-        found[pair.result].add(None if pair.arg in changing else pair.arg)
+    for pair in carries(signature):  # steps may change the size
+        origins[pair.result].add(None if pair.arg in changing else pair.arg)
     for region in signature.regions:
-        outputs = _output_places(region, inner=inner)
-        for port, places in zip(region.outputs, outputs, strict=True):
+        outputs = _output_origins(region, inner=inner)
+        for port, positions in zip(region.outputs, outputs, strict=True):
             if port.at is not None:
-                found[port.at] |= _COMPUTED if port.role == "stacked" else places
-    # What a carry may be, the carry that it goes to next may be as well.
-    sources = [[result_of[p] for p in places if p in result_of] for places in found]
+                origins[port.at] |= _COMPUTED if port.role == "stacked" else positions
+    # The origins of a carry are also origins of the carry that it becomes in a step.
+    sources = [
+        [result_of[p] for p in positions if p in result_of] for positions in origins
+    ]
     first = first_same(map(id, node.args))
-    own = [{None if p is None else first[p] for p in places} for places in found]
-    return [_bounded(places) for places in _closure(own, sources)]
+    direct = [
+        {None if p is None else first[p] for p in positions} for positions in origins
+    ]
+    return [_bounded(positions) for positions in _closure(direct, sources)]
 
 
-MOST_PLACES: Final = 16
-"""A result that may be more args than that is taken for a new value: it is hardly one
-arg whatever runs, and the args of a queue of carries are quadratically many."""
+MAX_ORIGINS: Final = 16
+"""A result with more origins counts as a new value: it is hardly ever one arg whatever
+runs, and a queue of carries would have quadratically many origins."""
 
 
-def _bounded(places: Iterable[int | None]) -> Places:
-    found = frozenset(places)
-    return found if found and len(found) <= MOST_PLACES else _COMPUTED
+def _bounded(places: Iterable[int | None]) -> Origins:
+    origins = frozenset(places)
+    return origins if origins and len(origins) <= MAX_ORIGINS else _COMPUTED
 
 
 def _closure(
-    places: Sequence[set[int | None]], sources: Sequence[Sequence[int]]
+    direct: Sequence[set[int | None]], sources: Sequence[Sequence[int]]
 ) -> list[set[int | None]]:
-    """The places of each result, with those of its sources, and of their sources."""
-    found = [set(own) for own in places]
-    readers: list[list[int]] = [[] for _ in places]
-    for result, those in enumerate(sources):
-        for source in those:
+    """Return the origins of each result: its direct ones, and those of its sources."""
+    origins = [set(positions) for positions in direct]
+    readers: list[list[int]] = [[] for _ in direct]
+    for result, result_sources in enumerate(sources):
+        for source in result_sources:
             readers[source].append(result)
-    pending = deque(range(len(found)))
+    pending = deque(range(len(origins)))
     while pending:
         source = pending.popleft()
-        given = _bounded(found[source]) if found[source] else frozenset()
+        reached = _bounded(origins[source]) if origins[source] else frozenset()
         for result in readers[source]:
-            if len(found[result]) <= MOST_PLACES and not given <= found[result]:
-                found[result] |= given
+            if len(origins[result]) <= MAX_ORIGINS and not reached <= origins[result]:
+                origins[result] |= reached
                 pending.append(result)
-    return found
+    return origins
 
 
-def _output_places(region: Region, *, inner: bool) -> list[Places]:
-    """What each output of a region may be, as args of the node."""
-    origins = _origins(region.graph) if inner else {}
+def _output_origins(region: Region, *, inner: bool) -> list[Origins]:
+    """Return the origins of each output of a region, as args of the node."""
+    var_origins = _var_origins(region.graph) if inner else {}
     pairs = zip(region.graph.inputs, region.inputs, strict=True)
-    at = {var: port.at for var, port in pairs if port.role != "slice"}
+    positions = {var: port.at for var, port in pairs if port.role != "slice"}
     return [
-        frozenset(at.get(origin) for origin in origins.get(output, (output,)))
+        frozenset(positions.get(value) for value in var_origins.get(output, (output,)))
         if isinstance(output, Var)
         else _COMPUTED
         for output in region.graph.outputs
     ]
 
 
-def _origins(graph: Graph) -> dict[Var, frozenset[Var]]:
-    """For each result of an operator in `graph` that it passes through the values that
-    it may be. What is not among the keys is a value of its own."""
-    found: dict[Var, frozenset[Var]] = {}
+def _var_origins(graph: Graph) -> dict[Var, frozenset[Var]]:
+    """Return the values that each result of an operator in `graph` may be, for
+    results that are always passed through. All other vars are values of their own."""
+    origins: dict[Var, frozenset[Var]] = {}
     for node in graph.nodes:
         if not has_regions(node):
             continue
-        for var, places in zip(node.results, _places(node, inner=True), strict=True):
-            args = [None if place is None else node.args[place] for place in places]
-            passed = [found.get(a, (a,)) for a in args if isinstance(a, Var)]
+        for var, positions in zip(
+            node.results, _result_origins(node, inner=True), strict=True
+        ):
+            args = [
+                None if position is None else node.args[position]
+                for position in positions
+            ]
+            passed = [origins.get(a, (a,)) for a in args if isinstance(a, Var)]
             if len(passed) == len(args):
-                found[var] = frozenset().union(*passed)
-    return found
+                origins[var] = frozenset().union(*passed)
+    return origins
 
 
-def _forward(node: Node, places: Sequence[int | None]) -> dict[Var, Arg]:
-    """Take what the node forwards out of its results, where it can be.
+def _forward(node: Node, sources: Sequence[int | None]) -> dict[Var, Arg]:
+    """Remove the forwarded results from a node, if its operator allows that.
 
     Args:
-        places: What it forwards, as `forwarded` has it.
+        sources: What `forwarded` returns for the node.
 
     Returns:
-        What to read instead of results, also of those that stay.
+        Replacements for all forwarded results, removed or not.
     """
     replaced = {
-        node.results[i]: node.args[place]
-        for i, place in enumerate(places)
-        if place is not None
+        node.results[i]: node.args[position]
+        for i, position in enumerate(sources)
+        if position is not None
     }
     if not replaced or node.op.is_call or not node.op.droppable:
         return replaced
     signature = signature_of(node)
     pairs = carries(signature)
-    unchanged = [pair for pair in pairs if places[pair.result] is not None]
+    unchanged = [pair for pair in pairs if sources[pair.result] is not None]
     if unchanged:
         _pass_as_invariants(node, signature, unchanged)
     is_carry = {pair.result for pair in pairs}
     dropped = {pair.result for pair in unchanged}
-    dropped |= {i for i, at in enumerate(places) if at is not None} - is_carry
+    dropped |= {i for i, source in enumerate(sources) if source is not None} - is_carry
     drop_results(node, dropped)
     return replaced
 
 
 def _changing_sizes(signature: Signature) -> set[int]:
-    """The args of which a region is not passed the sizes, by symbols. A size that steps
-    may change is known to a region by its carry alone."""
-    found: set[int] = set()
+    """Return the args with sizes that are not passed to a region as symbols. Steps
+    may change such a size, so that only the carry has it."""
+    args: set[int] = set()
     for region in signature.regions:
-        known = {v.node.symbol for v in region.graph.symbols}
+        symbols = {v.node.symbol for v in region.graph.symbols}
         for var, port in region.ports:
-            is_known = var.type.is_static or known.issuperset(
+            is_passed = var.type.is_static or symbols.issuperset(
                 free_symbols(*var.type.shape)
             )
-            if port.at is not None and not is_known:
-                found.add(port.at)
-    return found
+            if port.at is not None and not is_passed:
+                args.add(port.at)
+    return args
 
 
 def _pass_as_invariants(
     node: Node, signature: Signature, pairs: Sequence[CarryPair]
 ) -> None:
-    """Let the regions read carries as captures, and return what they are given."""
+    """Let the regions read carries as captures, and return these unchanged."""
     first = signature.regions[0]
     positions = first.input_positions
     inputs = [positions.get(pair.arg) for pair in pairs]

@@ -1,7 +1,7 @@
-"""The structure of a graph as a digest: the key of caches of traces and programs.
+"""Structural hashes of graphs: the keys of caches of traces and programs.
 
-Two graphs have the same digest if they mean the same line by line. Names (of inputs,
-symbols, graphs), source lines, paths, notes and the weak flag of types play no part.
+Graphs with the same digest compute the same, node by node. Names (of inputs, symbols
+and graphs), source lines, paths, notes and the weak flag of types are ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,36 +18,36 @@ from hopflow.graph.rewriting import effects
 from hopflow.graph.types import TensorType, is_one
 from hopflow.symbolic.size import Size, Symbol, SymInt, renamed, substitute
 
-# What separates the pieces of a text: no name and no number contains it.
-_END: Final = "\x1f"
+# The separator of the pieces of a text; no name and no number contains it.
+_SEPARATOR: Final = "\x1f"
 
 
 def structural_hash(graph: Graph) -> str:
-    """A digest of what `graph` computes: 32 hexadecimal digits.
+    """Return a digest of what `graph` computes: 32 hexadecimal digits.
 
-    The same in every process, unless a parameter is an object of no static kind (a
-    callback's function): such an object is told apart by its identity, or by its
-    `structural_key()` if it has one. (A class with `has_portable_key` promises that
-    this key is the same in every process.)
+    It is the same in every process, unless a param is an object of no static kind (such
+    as the function of a callback). Such an object is hashed by its identity, or by its
+    method `structural_key()` if it has one. (A class with `has_portable_key` promises
+    that the key is the same in every process.)
 
     Raises:
-        GraphError: a node reads a value that is not defined before it.
+        GraphError: a node reads a value before its definition.
     """
     return _Encoder({}).digest(graph)
 
 
 def is_portable(graph: Graph) -> bool:
-    """Whether the digest of `graph` means the same in every process: all of its
-    operators are ours, and no param is an object that only this process has."""
+    """Whether the digest of `graph` is the same in every process: all operators
+    belong to the package, and no param is an object of this process."""
     return all(
-        (node.op is None or _is_ours(node.op))
+        (node.op is None or _is_builtin(node.op))
         and all(map(_is_plain, node.params.values()))
         for node in graph.distinct_nodes()
     )
 
 
-def _is_ours(op: Any) -> bool:
-    """Whether the package has all that an operator is compiled by."""
+def _is_builtin(op: Any) -> bool:
+    """Whether an operator and its lowering are defined in the package."""
     lower = op.lower.func if isinstance(op.lower, partial) else op.lower
     modules = type(op).__module__, lower.__module__
     return all(module.startswith("hopflow.") for module in modules)
@@ -67,10 +67,11 @@ def equal(a: Graph, b: Graph) -> bool:
 
 
 def equal_nodes(a: Node, b: Node, sizes: Mapping[Symbol, Size]) -> bool:
-    """Whether two nodes are the same but for what they read: operation, params, graphs.
+    """Whether two nodes have the same operator, params and graphs. Their args may
+    differ.
 
     Args:
-        sizes: What the symbols of `b`'s graph are in the terms of that of `a`.
+        sizes: The symbols of `b`'s graph in terms of those of `a`'s graph.
     """
     if a.op is not b.op or a.params.keys() != b.params.keys():
         return False
@@ -86,13 +87,13 @@ def equal_nodes(a: Node, b: Node, sizes: Mapping[Symbol, Size]) -> bool:
 
 
 def equal_constants(a: Constant, b: Constant) -> bool:
-    """Whether two constants are the same number, of the same type."""
+    """Whether two constants have the same value and type."""
     return _argument(a, {}) == _argument(b, {})
 
 
 def equal_values(a: Arg, b: Arg) -> bool:
-    """Whether two args of one graph surely hold the same: they are made of the same
-    vars by the same operations, none of which has an effect or a graph."""
+    """Whether two args of one graph surely hold the same value: the same operations
+    compute them from the same vars, and none has an effect or a graph."""
     symbols: dict[Symbol, int] = {}
     encoder = _Encoder({})
     pending = [(a, b)]
@@ -123,10 +124,11 @@ def equal_values(a: Arg, b: Arg) -> bool:
 
 
 class _Encoder:
-    """Writes graphs as canonical texts: vars and symbols as numbers in order of birth.
+    """Write graphs as canonical texts: vars and symbols are numbered in order of
+    definition.
 
-    A subgraph is written as its digest, since it is closed: whatever it reads is an
-    input of its own. `digests` keeps those of the graphs that several nodes share.
+    A subgraph is closed (all that it reads are its inputs), and is written as its
+    digest. `digests` is the memo table of shared subgraphs.
     """
 
     __slots__ = ("digests",)
@@ -135,14 +137,14 @@ class _Encoder:
         self.digests = digests
 
     def digest(self, graph: Graph) -> str:
-        known = self.digests.get(id(graph))
-        if known is None:
+        digest = self.digests.get(id(graph))
+        if digest is None:
             text = self.text(graph).encode("utf-8", "surrogatepass")
-            known = self.digests[id(graph)] = blake2b(text, digest_size=16).hexdigest()
-        return known
+            digest = self.digests[id(graph)] = blake2b(text, digest_size=16).hexdigest()
+        return digest
 
     def text(self, graph: Graph) -> str:
-        """The canonical text of `graph`; equal texts mean equal graphs."""
+        """Return the canonical text of `graph`; equal graphs have equal texts."""
         symbols: dict[Symbol, int] = {}
         numbers: dict[Any, str] = {}
         pieces: list[str] = []
@@ -172,10 +174,11 @@ class _Encoder:
         add("\nreturn")
         for arg in graph.outputs:
             add(numbers.get(arg) or _argument(arg, symbols))
-        return _END.join(pieces)
+        return _SEPARATOR.join(pieces)
 
     def static(self, value: Any, symbols: dict[Symbol, int]) -> str:
-        """A static parameter; different ones differ, 1, 1.0, True and "1" too."""
+        """Return the text of a static parameter. The texts of 1, 1.0, True and "1"
+        differ."""
         kind = type(value)
         write = _WRITERS.get(kind)
         if write is not None:
@@ -196,14 +199,14 @@ class _Encoder:
 
 
 def _quoted(text: str) -> str:
-    """Text that may contain anything, also what separates pieces."""
+    """Return text with its length in front: it may contain separators."""
     return f"{len(text)}'{text}'"
 
 
 _WRITERS: Final[dict[type, Callable[[Any], str]]] = {
     int: repr,
     bool: repr,
-    float: repr,  # exact, and tells -0.0 from 0.0; a NaN is a NaN
+    float: repr,  # exact; -0.0 and 0.0 differ, and NaNs are equal
     str: _quoted,
     type(None): repr,
     DType: lambda dtype: f"dtype {dtype.short}",
@@ -226,10 +229,10 @@ def _type(type_: TensorType, symbols: dict[Symbol, int]) -> str:
 
 
 def _size(size: int | SymInt, symbols: dict[Symbol, int]) -> str:
-    """A size over numbered symbols; a symbol not met before gets the next number."""
+    """Return a size over numbered symbols; a new symbol gets the next number."""
     if not isinstance(size, SymInt):
         return str(size)
-    # An axis that is known to be 1 is broadcast, whatever else its size is called.
+    # An axis of size 1 is broadcast, whatever expression its size is.
     if is_one(size):
         return "1"
     return renamed(size, lambda s: f"s{symbols.setdefault(s, len(symbols))}")
@@ -237,23 +240,23 @@ def _size(size: int | SymInt, symbols: dict[Symbol, int]) -> str:
 
 # --- objects of no static kind --------------------------------------------------------
 
-# id -> (the object or a weak reference to it, its number). An object that cannot be
-# referred to weakly is kept, so that its id is not given to another.
+# id -> (a weak reference to the object, or the object itself, and its number). An object
+# that cannot be weakly referenced is kept alive, so that no other object gets its id.
 _tokens: dict[int, tuple[Any, int]] = {}
 _numbers: Final = count()
 
 
 def _opaque(value: Any) -> str:
-    """An object of no static kind; see `structural_hash`."""
+    """Return the text of an object of no static kind; see `structural_hash`."""
     key = getattr(type(value), "structural_key", None)
     if key is not None:
         return f"{type(value).__qualname__} {_quoted(key(value))}"
-    known = _tokens.get(id(value))
-    if known is None:
-        at = id(value)
+    token = _tokens.get(id(value))
+    if token is None:
+        id_ = id(value)
         try:
-            holder: Any = ref(value, lambda _: _tokens.pop(at, None))
+            holder: Any = ref(value, lambda _: _tokens.pop(id_, None))
         except TypeError:
             holder = value
-        known = _tokens[at] = (holder, next(_numbers))
-    return f"object {known[1]}"
+        token = _tokens[id_] = (holder, next(_numbers))
+    return f"object {token[1]}"

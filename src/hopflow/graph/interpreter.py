@@ -1,4 +1,4 @@
-"""The graph interpreter: a graph's meaning, one `bind` a node."""
+"""The graph interpreter: it runs the nodes of a graph in order, each by `bind`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -10,28 +10,29 @@ from hopflow.graph.types import SYMBOL_TYPE, Shape
 from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute
 
 Bind: TypeAlias = Callable[[Any, Sequence[Any], dict[str, Any]], Sequence[Any]]
-"""(operator, operands, params) -> results: `bind.bind`, or what a pass puts there."""
+"""(operator, operands, params) -> results: `bind.bind`, or a substitute of a pass."""
 
 Evaluate: TypeAlias = Callable[[Graph, Sequence[Any]], Sequence[Any]]
-"""(graph, args) -> results, as `interpret` gives them."""
+"""(graph, args) -> results, as `interpret` returns them."""
 
 
 def interpret(graph: Graph, args: Sequence[Any], bind: Bind) -> tuple[Any, ...]:
-    """The results of `graph` on `args`, each node evaluated by `bind`.
+    """Return the results of `graph` on `args`; `bind` runs each node.
 
-    Sizes in parameters are bound before `bind` sees them: to numbers where the
-    arguments have numbers for shapes, to the symbols of a trace where they are traced.
+    Sizes in params are bound before `bind` gets them: to numbers if the shapes of the
+    arguments are numbers, to the symbols of a trace if the arguments are traced.
 
     Args:
-        args: One for each input, in order. For a symbol an int will do; else a value
-            i64[]. A `Constant` may stand for any scalar.
-        bind: Gets operands as it is to use them: values and `Constant`s.
+        args: One for each input, in order. For a symbol an int, or a value i64[]. A
+            `Constant` may stand for any scalar.
+        bind: Gets operands as values and `Constant`s.
 
     Returns:
-        One for each output; a `Constant` for an output that is one.
+        One result for each output; a `Constant` for an output that is constant.
 
     Raises:
-        GraphError: not as many arguments as inputs, or a size that no argument tells.
+        GraphError: the number of arguments differs from that of the inputs, or no
+            argument gives the value of a size.
     """
     frame = Frame(graph, args)
     with replaying():
@@ -45,7 +46,7 @@ def interpret(graph: Graph, args: Sequence[Any], bind: Bind) -> tuple[Any, ...]:
 
 
 class Frame:
-    """One evaluation of a graph: the values of its vars so far.
+    """One evaluation of a graph.
 
     env    var -> its value; a `Constant` may stand for any scalar
     """
@@ -53,9 +54,10 @@ class Frame:
     __slots__ = ("_sizes", "env", "graph")
 
     def __init__(self, graph: Graph, args: Sequence[Any]) -> None:
-        """
+        """Start an evaluation.
+
         Raises:
-            GraphError: there are not as many arguments as inputs.
+            GraphError: the number of arguments differs from that of the inputs.
         """
         if len(args) != len(graph.inputs):
             raise GraphError(
@@ -70,16 +72,16 @@ class Frame:
             self._store(var, var.node.symbol, value)
 
     def operands(self, node: Node) -> list[Any]:
-        """The values of a node's args."""
+        """Return the values of a node's args."""
         env = self.env
         return [env[a] if type(a) is Var else a for a in node.args]
 
     def params(self, node: Node) -> dict[str, Any]:
-        """A node's params, with numbers or the caller's symbols for sizes."""
+        """Return a node's params, with numbers or the caller's symbols for sizes."""
         return self._sizes.bind(node.params)
 
     def store(self, node: Node, results: Sequence[Any]) -> None:
-        """Note the results of a node."""
+        """Store the results of a node."""
         for var, value in zip(node.results, results, strict=True):
             self._store(var, node.symbol, value)
 
@@ -91,16 +93,16 @@ class Frame:
             self._sizes.learn(var.type.shape, value.type.shape)
 
     def results(self) -> tuple[Any, ...]:
-        """The values of the graph's outputs."""
+        """Return the values of the graph's outputs."""
         env = self.env
         return tuple([env[a] if type(a) is Var else a for a in self.graph.outputs])
 
 
 class Sizes:
-    """What a graph's symbols stand for in one evaluation.
+    """The sizes that a graph's symbols have in one evaluation.
 
-    A symbol is known from the shape of a value whose type has it as a plain size, else
-    from the value of its input, which is asked only when the size is needed.
+    A symbol is bound by the shape of a value whose type has it as a plain size.
+    Otherwise it is read from the value of its input, at its first use.
     """
 
     __slots__ = ("_offers", "known")
@@ -110,28 +112,29 @@ class Sizes:
         self._offers: dict[Symbol, Any] = {}
 
     def offer(self, symbol: Symbol, value: Any) -> None:
-        """Note the value given for a symbol."""
+        """Record the value that is passed for a symbol."""
         if type(value) is Constant:
             self.known[symbol] = int(value.value)
         else:
             self._offers[symbol] = value
 
-    def learn(self, declared: Shape, found: Shape) -> None:
-        """Note what the shape of a value says about the symbols of its type."""
-        match_shapes(declared, found, self.known)
+    def learn(self, declared: Shape, shape: Shape) -> None:
+        """Bind the symbols in the declared shape of a value to the actual sizes."""
+        match_shapes(declared, shape, self.known)
 
     def bind(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """`params` with sizes bound, but for graphs, whose symbols are their inputs."""
+        """Return `params` with sizes bound, except in graphs, which have symbols of
+        their own."""
         if not self.known and not self._offers:
             return dict(params)
         return {key: map_sizes(value, self.size) for key, value in params.items()}
 
     def size(self, size: Size) -> Size:
-        """`size` over what the symbols stand for.
+        """Return `size` with the symbols replaced by their sizes.
 
         Raises:
-            GraphError: nothing tells what a symbol of it stands for.
-            ShapeError: it has no value for these, as a division by 0 has none.
+            GraphError: a symbol is not bound.
+            ShapeError: the size has no value, as after a division by 0.
         """
         for symbol in free_symbols(size):
             if symbol not in self.known:
@@ -147,6 +150,6 @@ class Sizes:
                 f"the size `{symbol}` is used before any input or result has told it."
             )
         value = self._offers[symbol]
-        # A traced value knows the symbol it stands for; a concrete one its number.
+        # A traced value is a symbol; a concrete one is a number.
         as_size = getattr(value, "as_size", None)
         return as_size() if as_size is not None else int(value)

@@ -1,4 +1,4 @@
-"""`GraphModule`: a captured function that can be called, printed and looked into."""
+"""`GraphModule`: a traced function that can be called, printed and inspected."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,11 +30,11 @@ from hopflow.symbolic.size import Size, Symbol, SymInt, evaluate, substitute
 
 @dataclass(frozen=True, slots=True)
 class Specialization:
-    """An argument that the trace took for a constant.
+    """An argument that the trace specialised on as a constant.
 
     path       how a user would write it: `args[1]`, `args[0].depth`
     value      the constant
-    line       where in the user's code a number first became part of the graph
+    line       the line of the user's code where it first became part of the graph
     """
 
     path: str
@@ -44,11 +44,12 @@ class Specialization:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a call finds the value of a symbol.
+    """Where a call reads the value of a symbol.
 
-    leaf             which of the arguments' leaves
-    axis             its size along that axis; None: the number that it is, or holds
-    factor, offset   what is found there is `factor * value + offset`
+    leaf             the position of the leaf among the arguments
+    axis             the axis whose size it is; None: the number that the leaf is or
+                     holds
+    factor, offset   the size that is read equals `factor * value + offset`
     """
 
     leaf: int
@@ -60,19 +61,19 @@ class Source:
         leaf = leaves[self.leaf]
         if self.axis is None:
             return leaf.item() if hasattr(leaf, "item") else leaf
-        found = leaf.shape[self.axis]
+        size = leaf.shape[self.axis]
         if self.factor == 1 and not self.offset:
-            return found
-        return (found - self.offset) // self.factor
+            return size
+        return (size - self.offset) // self.factor
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedSource:
-    """Where a call finds the value of a symbol that numbers of it decide, floats among
-    them: such a number is no size, and what is computed of it may be one.
+    """The value of a symbol that is computed from numbers among the arguments, such as
+    floats, which are no sizes themselves.
 
     size      the integer, over symbols of the arguments
-    sources   where those are found
+    sources   where a call reads these
     """
 
     size: SymInt
@@ -80,41 +81,43 @@ class ComputedSource:
     axis: ClassVar[None] = None
 
     def find(self, leaves: Sequence[Any]) -> int:
-        """The value, exactly as Python computes it.
+        """Return the value, computed as Python computes it.
 
         Raises:
             ShapeError: there is none, or int64 cannot hold it.
         """
         values = {s: source.find(leaves) for s, source in self.sources.items()}
-        given = ", ".join(f"{s} = {value}" for s, value in values.items())
+        bindings = ", ".join(f"{s} = {value}" for s, value in values.items())
         try:
-            found = int(evaluate(self.size, values.__getitem__, int))
+            number = int(evaluate(self.size, values.__getitem__, int))
         except (ArithmeticError, TypeError, ValueError) as error:
             raise ShapeError(
-                f"the integer `{self.size}` has no value with {given}: {error}."
+                f"the integer `{self.size}` has no value with {bindings}: {error}."
             ) from error
-        if found not in INT64:
+        if number not in INT64:
             raise ShapeError(
-                f"the integer `{self.size}` is {found}, which int64 cannot hold."
+                f"the integer `{self.size}` is {number}, which int64 cannot hold."
             )
-        return found
+        return number
 
 
 class GraphModule:
     """A graph with the pytrees of its arguments and results.
 
-    graph            symbols and operands are its inputs; captured tensors attributes
-    in_spec          the structure of the tuple of arguments, of `None` and all leaves
-    out_spec         the structure of what a call returns
-    specializations  by the position of a leaf: what the trace took for a constant, and
-                     each call must have; of a tensor, the shape that was read. By name
-                     the numbers of enclosing scopes, by text and line all others
-    guards           what a call must fulfil besides: the trace decided by it
-    constants        those of the specializations that each call must have
+    graph            its inputs are symbols and operands; captured tensors are
+                     attributes
+    in_spec          the structure of the tuple of arguments; constants are leaves
+    out_spec         the structure of the result
+    specializations  what the trace specialised on: `constants`, shapes that were read
+                     (by the position of the leaf), numbers of enclosing scopes (by
+                     name), and others (by text and line)
+    guards           the conditions that the trace decided; each call must decide them
+                     alike
+    constants        position of a leaf -> the constant that each call must pass
     numbers          the positions of leaves that are ints, and symbols in the graph
-    sources          where a call finds the values of symbols
+    sources          where a call reads the values of symbols
     texts            how a user would write each leaf of the arguments
-    run              runs the graph, and does what the function did besides
+    run              runs the graph, and the other effects of the function
     """
 
     def __init__(
@@ -133,22 +136,23 @@ class GraphModule:
         texts: Sequence[str] = (),
         decided: int = 0,
     ) -> None:
-        """
+        """Make a module of a graph.
+
         Args:
             run: (graph, args, evaluate=...) -> results, all as values; an arg for a
                 symbol is an int, or a size of the trace that the call is part of.
-            as_value: A user's argument as a value.
-            specializations: Leaves that are constants.
-            read: What else the function has read and the graph holds for good.
+            as_value: Converts a user's argument to a value.
+            specializations: Leaves that are constants, by position.
+            read: What else the function read and the graph holds as constants.
             numbers: The positions of leaves that are ints, and symbols in the graph.
-            sources: Where a call finds the values of symbols; others are sizes of the
+            sources: Where a call reads the values of symbols; others are sizes of the
                 operands.
             texts: How a user would write each leaf.
-            decided: How many of the guards of the trace's environment `guards` and the
-                checks of the graph are made of.
+            decided: The number of guards of the trace's environment that `guards` and
+                the checks of the graph cover.
 
         Raises:
-            GraphError: the graph has captures, which nothing could give at a call.
+            GraphError: the graph has captures, for which a call has no values.
         """
         if graph.captures:
             name = graph.captures[0].node.name
@@ -172,19 +176,23 @@ class GraphModule:
 
     @entry
     def __call__(self, *args: Any) -> Any:
-        """Run the graph on arguments of the structure and types it was traced with.
+        """Run the graph on arguments like those of the trace.
+
+        Returns:
+            The result, with the structure `out_spec`.
 
         Raises:
-            StructureError: another structure.
-            ShapeError, DTypeError: a tensor of another type.
-            ArgumentValueError: another value than the trace took for a constant.
-            GuardError: a condition that the trace decided is another one here.
+            StructureError: the arguments have another structure.
+            ShapeError, DTypeError: a tensor has another shape or dtype.
+            ArgumentValueError: a constant of the trace has another value.
+            GuardError: a condition that the trace decided is decided otherwise.
         """
         inputs = self.inputs(*args)
         return pytree.unflatten(self.out_spec, self.run(self.graph, inputs))
 
     def evaluated(self, evaluate: Evaluate, *args: Any) -> Any:
-        """What a call returns, with `evaluate(graph, inputs)` for the graph's results.
+        """Return what a call does, with `evaluate(graph, inputs)` for the results of
+        the graph.
 
         Raises:
             HopflowError: as a call does.
@@ -194,15 +202,15 @@ class GraphModule:
         return pytree.unflatten(self.out_spec, results)
 
     def results(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-        """What a call returns whose graph has these inputs and outputs."""
+        """Return the result of a call whose graph has these inputs and outputs."""
         run = self.run(self.graph, inputs, evaluate=lambda *_: outputs)
         return pytree.unflatten(self.out_spec, run)
 
     def with_graph(self, graph: Graph, guards: Sequence[Guard] = ()) -> "GraphModule":
-        """This module with another graph of the same inputs and outputs.
+        """Return this module with another graph of the same inputs and outputs.
 
         Args:
-            guards: What a call must fulfil besides.
+            guards: Further conditions that each call must fulfil.
         """
         module = copy(self)
         module.graph = graph
@@ -212,19 +220,19 @@ class GraphModule:
 
     @property
     def argument_names(self) -> list[str]:
-        """Names for the arguments of a call, each another one."""
-        found: list[str] = []
+        """Distinct names for the arguments of a call."""
+        names: list[str] = []
         leaf = 0
         for i, child in enumerate(self.in_spec.children()):
             text = self.texts[leaf] if child.num_leaves else ""
             name = re.split(r"\W", text)[0]
-            unusable = not name.isidentifier() or iskeyword(name) or name in found
-            found.append(f"arg{i}" if unusable or name == "args" else name)
+            unusable = not name.isidentifier() or iskeyword(name) or name in names
+            names.append(f"arg{i}" if unusable or name == "args" else name)
             leaf += child.num_leaves
-        return found
+        return names
 
     def inputs(self, *args: Any) -> list[Any]:
-        """The inputs of the graph for these arguments, which are checked.
+        """Check arguments, and return the inputs of the graph.
 
         Raises:
             HopflowError: as a call does.
@@ -238,8 +246,8 @@ class GraphModule:
         return self._inputs(leaves)
 
     def _inputs(self, leaves: Sequence[Any]) -> list[Any]:
-        """What each input of the graph gets."""
-        given: list[Any] = list(leaves)
+        """Return the inputs of the graph for the leaves of the arguments."""
+        values: list[Any] = list(leaves)
         positions: list[int] = []
         for i, leaf in enumerate(leaves):
             if i in self.constants:
@@ -247,7 +255,7 @@ class GraphModule:
             elif i in self.numbers:
                 self._check_number(i, leaf)
             else:
-                given[i] = self._as_value(leaf)
+                values[i] = self._as_value(leaf)
                 positions.append(i)
         inputs = self.graph.operands
         if len(inputs) != len(positions):
@@ -255,10 +263,10 @@ class GraphModule:
                 f"graph `{self.graph.name}` has {len(inputs)} operands, and its module "
                 f"{len(positions)} tensors among the arguments."
             )
-        operands = [given[i] for i in positions]
+        operands = [values[i] for i in positions]
         for i, var, value in zip(positions, inputs, operands, strict=True):
             self._check_rank(i, var.type, value.type)
-        sizes: dict[Symbol, Any] = {s: f.find(given) for s, f in self.sources.items()}
+        sizes: dict[Symbol, Any] = {s: f.find(values) for s, f in self.sources.items()}
         for var, value in zip(inputs, operands, strict=True):
             match_shapes(var.type.shape, value.type.shape, sizes)
         for i, var, value in zip(positions, inputs, operands, strict=True):
@@ -275,17 +283,17 @@ class GraphModule:
             )
         return sizes[symbol]
 
-    def _check_constant(self, known: Specialization, leaf: Any) -> None:
-        value = known.value
-        if isinstance(value, float | complex):  # -0.0 is not 0.0, and a NaN is a NaN
+    def _check_constant(self, constant: Specialization, leaf: Any) -> None:
+        value = constant.value
+        if isinstance(value, float | complex):  # -0.0 and 0.0 differ, NaNs are equal
             is_same = repr(leaf) == repr(value)
         else:
             is_same = leaf is value or leaf == value
         if type(leaf) is not type(value) or not is_same:
             raise ArgumentValueError(
-                f"{self.graph.name}: `{known.path}` was {value!r} in the trace, which "
-                f"took it for a constant, and is {leaf!r}. Trace again, or make it a "
-                "tensor."
+                f"{self.graph.name}: `{constant.path}` was {value!r} in the trace, "
+                f"which took it for a constant, and is {leaf!r}. Trace again, or make "
+                "it a tensor."
             )
 
     def _check_number(self, position: int, leaf: Any) -> None:
@@ -296,30 +304,30 @@ class GraphModule:
             )
 
     def _check_rank(
-        self, position: int, declared: TensorType, found: TensorType
+        self, position: int, declared: TensorType, actual: TensorType
     ) -> None:
-        if found.dtype is not declared.dtype:
-            raise DTypeError(self._mismatch(position, declared, found))
-        if found.ndim != declared.ndim:
-            raise ShapeError(self._mismatch(position, declared, found))
+        if actual.dtype is not declared.dtype:
+            raise DTypeError(self._mismatch(position, declared, actual))
+        if actual.ndim != declared.ndim:
+            raise ShapeError(self._mismatch(position, declared, actual))
 
     def _check_shape(
         self,
         position: int,
         declared: TensorType,
-        found: TensorType,
+        actual: TensorType,
         sizes: Mapping[Symbol, Size],
     ) -> None:
-        for n, size in zip(declared.shape, found.shape, strict=True):
+        for n, size in zip(declared.shape, actual.shape, strict=True):
             expected = substitute(n, sizes)
-            # Where the call is itself traced, its trace decides.
+            # If the call is traced, `==` adds a guard to that trace.
             if not (same_size(expected, size) or expected == size):
-                raise ShapeError(self._mismatch(position, declared, found))
+                raise ShapeError(self._mismatch(position, declared, actual))
 
-    def _mismatch(self, position: int, declared: TensorType, found: TensorType) -> str:
+    def _mismatch(self, position: int, declared: TensorType, actual: TensorType) -> str:
         return (
             f"{self.graph.name}: `{self.texts[position]}` was {declared} in the "
-            f"trace, and is {found}. Trace again for other types."
+            f"trace, and is {actual}. Trace again for other types."
         )
 
     def _check_guards(self, sizes: Mapping[Symbol, Any]) -> None:
@@ -336,11 +344,12 @@ class GraphModule:
 
     @property
     def code(self) -> str:
-        """The graph as a file of Python; see `graph.running` for what it refers to."""
+        """The graph as Python source; see `graph.running` for the names that it
+        refers to."""
         return f"{HEADER}\n\n{format_graph(self.graph)}"
 
     def print_readable(self, print_output: bool = True) -> str:
-        """The graph's text, printed if `print_output`."""
+        """Return the text of the graph, and print it if `print_output`."""
         code = format_graph(self.graph)
         if print_output:
             print(code)

@@ -1,4 +1,5 @@
-"""Where operations come from besides the stack: nodes done again, and modules."""
+"""The origin of operations: the replayed node, the called module, and the root
+frame."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from hopflow.graph.core import SourceLine
 
 
 class Place(NamedTuple):
-    """What a node knows of where it came from; see `Node`."""
+    """Where a node came from; see `Node`."""
 
     line: SourceLine | None = None
     module_path: str = ""
@@ -30,11 +31,11 @@ _NOWHERE = Place()
 
 
 class _Origin(threading.local):
-    """What the operations of this thread come from.
+    """The origin of the operations of this thread.
 
-    node     the one that is done again, by a retrace or a transform
-    root     the frame that has called the function which is traced
-    module   the path and class of the module that is called: "encoder.layers.0:Linear"
+    node     the node that a retrace or a transform replays
+    root     the frame that called the traced function
+    module   the path and class of the called module: "encoder.layers.0:Linear"
     """
 
     node: _Placed = _NOWHERE
@@ -50,41 +51,41 @@ origin = _Origin()
 
 
 class replaying:
-    """Within the block, operations come from where this node did; without one, from
-    where the stack says."""
+    """Within the block, operations take their place from `node`; without a node,
+    from the Python stack."""
 
-    # A class, as `bind.using` is.
-    __slots__ = ("before", "node")
+    # A class, which is faster than a generator with `contextmanager`.
+    __slots__ = ("node", "previous")
 
     def __init__(self, node: _Placed = _NOWHERE) -> None:
         self.node = node
 
     def __enter__(self) -> None:
-        self.before = origin.node
+        self.previous = origin.node
         origin.node = self.node
 
     def __exit__(self, *_error: object) -> None:
-        origin.node = self.before
+        origin.node = self.previous
 
 
 @contextmanager
 def in_module(path: str) -> Iterator[None]:
-    """Within the block, operations are a module's."""
-    before = origin.module
+    """Within the block, operations belong to the module at `path`."""
+    previous = origin.module
     origin.module = path
     try:
         yield
     finally:
-        origin.module = before
+        origin.module = previous
 
 
 @contextmanager
 def called_from(root: FrameType | None) -> Iterator[None]:
-    """Within the block, `root` is the frame that has called the traced function: lines
-    of operations have as callers the frames of the user's code that it has led to."""
-    before = origin.root
+    """Within the block, `root` is the frame that called the traced function. The
+    callers of a line are the frames of the user's code below it."""
+    previous = origin.root
     origin.root = root
     try:
         yield
     finally:
-        origin.root = before
+        origin.root = previous

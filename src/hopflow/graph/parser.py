@@ -1,8 +1,8 @@
-"""From text to graphs: the inverse of `printer.format_graph`.
+"""The parser of graphs: the inverse of `printer.format_graph`.
 
-What is read may come from a stranger: text that is no graph is refused, whatever it is,
-with the line, the column and what was expected there. Nothing is evaluated. Text that
-is read also runs: no name means one thing to Python and another one here.
+The text may be untrusted: text that is no graph is refused with the line, the column
+and what was expected there, and nothing is evaluated. Text that is accepted also runs
+as Python: no name has another meaning there.
 """
 
 import ast
@@ -43,8 +43,8 @@ from hopflow.symbolic.size import (
 )
 
 HEADER: Final = "from __future__ import annotations"
-"""What may stand before a graph: Python before 3.14 evaluates annotations without it,
-and symbols are defined after the types that name them."""
+"""An optional first line. Without it Python before 3.14 evaluates annotations, which
+name symbols before their definition."""
 
 MAX_DEPTH: Final = 64  # of tuples in tuples, and of operations in a size
 MAX_LENGTH: Final = 1 << 24  # characters
@@ -54,13 +54,13 @@ MAX_SIZE: Final = 4096  # characters of one size in normal form
 MAX_RANK: Final = 64  # as in NumPy
 EXTENTS: Final = NON_NEGATIVE & INT64
 
-# The comment of a line. What is possessive is not tried again: that takes linear time.
+# The comment of a line. Possessive quantifiers do not backtrack: it takes linear time.
 _COMMENT: Final = re.compile(
     r"""(?:[^#"']|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')*+(#.*)"""
 )
 _PLACE: Final = re.compile(  # see `printer.format_place`
-    # Each part begins with exactly one space: parts that could begin anywhere in a run
-    # of spaces would make matching quadratic in its length.
+    # Each part begins with exactly one space: if parts could begin anywhere in a run of
+    # spaces, matching would take quadratic time.
     r"#(?: (.+?):([0-9]{1,9}))?(?: in (\S+))?(?: of (\S+(?: → \S+)*))?\s*$"
 )
 _OPERATORS: Final[dict[type[ast.operator], Callable[..., Any]]] = {
@@ -75,14 +75,14 @@ _OPERATORS: Final[dict[type[ast.operator], Callable[..., Any]]] = {
 _DTYPES: Final = {d.short: d for d in ALL}
 _WORDS: Final = {"inf": float("inf"), "nan": float("nan")}
 
-Naming: TypeAlias = Literal["new", "known", "variable"]
-"""Which symbols a size may name: new ones too, those that types have named, or those
-alone that are variables."""
+Naming: TypeAlias = Literal["new", "declared", "variable"]
+"""The symbols that a size may name: new ones too, those that types have named before,
+or only those that are variables."""
 
 
 class Parsed(NamedTuple):
-    """A graph that was read, and the graphs by Python's names of their functions:
-    `f.<locals>.then`."""
+    """A graph that was read, and the graph of each function by the function's
+    qualified name: `f.<locals>.then`."""
 
     graph: Graph
     functions: dict[str, Graph]
@@ -95,21 +95,20 @@ def parse(
     attributes: Mapping[str, Any] | None = None,
     objects: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """The graph that `text` describes, as `printer.format_graph` writes it.
+    """Return the graph that `text` describes; the inverse of `printer.format_graph`.
 
-    The types are those of the text, and not checked against what operators infer: that
-    is the verifier's part.
+    Types are taken from the text. Whether operators infer the same types is checked by
+    the verifier.
 
     Args:
-        operators: The operators by name; all that the text can refer to.
-        attributes: The tensors that `get_attr` nodes hold, by name; None for those that
-            are not given.
-        objects: What else the text names; see `printer.named_objects`.
+        operators: The operators that the text can refer to, by name.
+        attributes: The tensors of `get_attr` nodes by name; None for those left out.
+        objects: Other objects that the text names; see `printer.named_objects`.
 
     Raises:
         ArgumentTypeError: `text` is no string.
-        ProgramFormatError: `text` is not a graph; the message names the line, the
-            column, and what was expected there.
+        ProgramFormatError: `text` is no graph. The message names the line, the column,
+            and what was expected there.
     """
     return parsed(text, operators, attributes or {}, objects or {}).graph
 
@@ -120,7 +119,7 @@ def parsed(
     attributes: Mapping[str, Any],
     objects: Mapping[str, Any],
 ) -> Parsed:
-    """The graph that `parse` gives, with its functions.
+    """Return the graph that `parse` does, with its functions.
 
     Raises:
         HopflowError: as `parse` does.
@@ -147,13 +146,13 @@ def parsed(
 
 @dataclass(slots=True)
 class _Scope:
-    """What names mean within one graph; `outer` is the scope of the graph around it.
+    """The names within one graph; `outer` is the scope of the enclosing graph.
 
-    path      Python's name of the function
-    names     the variables: inputs and results of nodes, several of one node as a
-              tuple, symbols that shapes tell, and graphs
-    symbols   what types may name
-    foreign   names that were looked up in the scopes around
+    path      the qualified name of the function
+    names     the variables: inputs and results of nodes (a tuple for several), symbols
+              assigned from shapes, and graphs
+    symbols   the symbols that types may name
+    foreign   names that were looked up in enclosing scopes
     """
 
     graph: Graph
@@ -164,7 +163,7 @@ class _Scope:
     foreign: set[str] = field(default_factory=set)
 
     def find(self, name: str) -> Any:
-        """What a name is here, or in the scopes around."""
+        """Return the value of a name in this scope or an enclosing one."""
         scope: _Scope | None = self
         while scope is not None and name not in scope.names:
             scope.foreign.add(name)
@@ -181,15 +180,15 @@ class _Reader:
         objects: Mapping[str, Any],
     ) -> None:
         self.text = text
-        # As Python counts lines.
+        # Python's line numbers count these line ends.
         self.lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         self.operators = {operator_name(name): op for name, op in operators.items()}
         self.attributes, self.objects = attributes, objects
         self.functions: dict[str, Graph] = {}
-        # Symbols of one name are one object, in whatever graph, as in a trace: a graph
-        # binds its own, and types are compared by substitution.
-        self.known: dict[str, Symbol] = {}
-        # Of the whole text: names of operators, and those of variables.
+        # Equal names are one symbol in all graphs, as in a trace: each graph binds its
+        # symbols, and types are compared by substitution.
+        self.symbols: dict[str, Symbol] = {}
+        # The names of operators and of variables in the whole text.
         self.called: set[str] = set()
         self.defined: set[str] = set()
 
@@ -199,15 +198,15 @@ class _Reader:
         column = len(before.decode()) + 1
         raise ProgramFormatError(f"line {line}, column {column}: {why}.")
 
-    def expected(self, what: str, node: ast.AST) -> NoReturn:
-        found = ast.get_source_segment(self.text, node)
-        shown = f"`{found.splitlines()[0][:40]}`" if found else "the end of the text"
-        self.fail(node, f"expected {what}, found {shown}")
+    def expected(self, description: str, node: ast.AST) -> NoReturn:
+        source = ast.get_source_segment(self.text, node)
+        shown = f"`{source.splitlines()[0][:40]}`" if source else "the end of the text"
+        self.fail(node, f"expected {description}, found {shown}")
 
     def place(self, node: ast.stmt) -> Place:
-        """What the comment at the end of a statement's first line says."""
-        found = _COMMENT.fullmatch(self.lines[node.lineno - 1])
-        place = _PLACE.match(found[1]) if found is not None else None
+        """Return the place that the comment on a statement's first line states."""
+        comment = _COMMENT.fullmatch(self.lines[node.lineno - 1])
+        place = _PLACE.match(comment[1]) if comment is not None else None
         if place is None:
             return Place()
         file, number, module, path = place.groups("")
@@ -216,7 +215,7 @@ class _Reader:
     # --- names ---
 
     def define(self, scope: _Scope, name: str, value: Any, node: ast.AST) -> None:
-        """Let a name be that of a new variable."""
+        """Define a new variable."""
         if name in RESERVED or name in self.called:
             self.fail(node, f"`{name}` is reserved, or the name of an operator")
         if name in scope.names or name in scope.foreign:
@@ -244,11 +243,11 @@ class _Reader:
         return Parsed(graph, self.functions)
 
     def function(self, outer: _Scope, node: ast.FunctionDef) -> None:
-        """Define the graph that a function is."""
+        """Define the graph of a function."""
         path = f"{outer.path}.<locals>.{node.name}" if outer.path else node.name
         scope = _Scope(Graph(node.name), path, outer)
         if not outer.path:
-            self.defined.add(node.name)  # the text's own global name
+            self.defined.add(node.name)  # the one global name of the text
         self.inputs(scope, node)
         *statements, last = node.body
         for statement in statements:
@@ -258,7 +257,7 @@ class _Reader:
                 case ast.AnnAssign(ast.Name(name), annotation, ast.Call() as call, 1):
                     self.assign(scope, name, annotation, call, statement)
                 case ast.Assign([ast.Name(name)], value):
-                    self.told_symbol(scope, name, value, statement)
+                    self.shape_symbol(scope, name, value, statement)
                 case ast.Expr(ast.Call() as call):
                     self.node(scope, call, [], statement)
                 case _:
@@ -269,9 +268,14 @@ class _Reader:
 
     def inputs(self, scope: _Scope, node: ast.FunctionDef) -> None:
         args = node.args
-        odd = [*args.defaults, *filter(None, args.kw_defaults), args.vararg, args.kwarg]
-        odd += [*node.decorator_list, *getattr(node, "type_params", [])]
-        if any(odd):
+        unsupported = [
+            *args.defaults,
+            *filter(None, args.kw_defaults),
+            args.vararg,
+            args.kwarg,
+        ]
+        unsupported += [*node.decorator_list, *getattr(node, "type_params", [])]
+        if any(unsupported):
             self.expected("a function with names and types of its inputs alone", node)
         rows: list[tuple[ast.arg, Section]] = [
             *((arg, "symbol") for arg in args.posonlyargs),
@@ -281,14 +285,14 @@ class _Reader:
         for arg, section in rows:
             if arg.annotation is None:
                 self.expected("an input and its type, as `x: f32[3]`", arg)
-            # A carry of a subgraph may have a size that each step changes.
+            # A carry of a subgraph may have a new size, which each step changes.
             is_step = section == "operand" and "." in scope.path
-            type_ = self.type(scope, arg.annotation, "new" if is_step else "known")
+            type_ = self.type(scope, arg.annotation, "new" if is_step else "declared")
             symbol = None
             if section == "symbol":
                 if not same_type(type_, SYMBOL_TYPE):
                     self.fail(arg, f"the symbol `{arg.arg}` must be i64, not {type_}")
-                symbol = self.known.setdefault(arg.arg, Symbol(arg.arg))
+                symbol = self.symbols.setdefault(arg.arg, Symbol(arg.arg))
                 scope.symbols[arg.arg] = symbol
             var = scope.graph.add_input(type_, arg.arg, section, symbol)
             self.define(scope, arg.arg, var, arg)
@@ -296,19 +300,19 @@ class _Reader:
     def outputs(self, scope: _Scope, node: ast.FunctionDef, last: ast.stmt) -> None:
         if not isinstance(last, ast.Return) or last.value is None:
             self.expected("`return` and the results, `()` for none", last)
-        found = [self.arg(scope, x) for x in _items(last.value)]
+        results = [self.arg(scope, x) for x in _items(last.value)]
         if node.returns is None:
             self.expected("`->` and the types of the results", node)
-        # Read at the end, for the body may define their symbols.
+        # These are read after the body, which may define their symbols.
         declared = self.types(scope, node.returns)
-        types = [a.type for a in found]
+        types = [a.type for a in results]
         if len(types) != len(declared) or not all(map(same_type, types, declared)):
             self.fail(
                 last,
                 f"the graph returns ({', '.join(map(str, types))}), but is declared to "
                 f"return ({', '.join(map(str, declared))})",
             )
-        scope.graph.outputs = tuple(found)
+        scope.graph.outputs = tuple(results)
         scope.graph.output_line = self.place(last).line
 
     # --- nodes ---
@@ -321,7 +325,8 @@ class _Reader:
         call: ast.Call,
         at: ast.stmt,
     ) -> None:
-        """`v0: f32[3] = sin(x)`; `u0: i64 = int(item(x))` defines a symbol."""
+        """Read `v0: f32[3] = sin(x)`, or `u0: i64 = int(item(x))`, which defines a
+        symbol."""
         types = self.types(scope, annotation)
         is_symbol = isinstance(call.func, ast.Name) and call.func.id == "int"
         match call:
@@ -334,7 +339,7 @@ class _Reader:
             self.expected("a call alone, for there are no results", at)
         results = node.results
         if is_symbol and isinstance(scope.names.get(name), Symbol):
-            del scope.names[name]  # a shape has told it before
+            del scope.names[name]  # a shape has named it before
         self.define(scope, name, results if len(results) > 1 else results[0], at)
         if is_symbol:
             self.define_symbol(scope, name, node, at)
@@ -342,7 +347,7 @@ class _Reader:
     def node(
         self, scope: _Scope, call: ast.Call, types: Sequence[TensorType], at: ast.stmt
     ) -> Node:
-        """`name(*args, **params)`"""
+        """Read `name(*args, **params)`."""
         match call:
             case ast.Call(ast.Name("get_attr"), [ast.Constant(str(key))], []):
                 if len(types) != 1 or key in scope.graph.attributes:
@@ -353,7 +358,7 @@ class _Reader:
                 if name in self.defined:
                     self.fail(call, f"`{name}` is a variable's name, too")
                 self.called.add(name)
-                # `floor(2.5)` would be an integer to Python.
+                # `floor` of a bare number is the function of sizes.
                 bare = name not in FUNCTIONS
                 args = [self.arg(scope, x, bare=bare) for x in call.args]
                 params = self.params(scope, call)
@@ -368,40 +373,44 @@ class _Reader:
         return node
 
     def params(self, scope: _Scope, call: ast.Call) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        params: dict[str, Any] = {}
         for keyword in call.keywords:
             match keyword:
                 case ast.keyword(str(key), value):
                     pass
                 case ast.keyword(None, ast.Dict([ast.Constant(str(key))], [value])):
-                    pass  # a name that is no word of Python
+                    pass  # a key that is no Python identifier
                 case _:
                     self.expected("a param by its name, in quotes", keyword.value)
-            if key in found:
+            if key in params:
                 self.fail(value, f"the parameter `{key}` is given twice")
-            found[key] = self.static(scope, value, 0)
-        return found
+            params[key] = self.static(scope, value, 0)
+        return params
 
     def define_symbol(self, scope: _Scope, name: str, node: Node, at: ast.stmt) -> None:
-        """Let a call define a symbol, of the range that it checks."""
-        brought = {s for a in vars_of(node.args) for s in free_symbols(*a.type.shape)}
-        if name in scope.symbols and scope.symbols[name] not in brought:
+        """Define the symbol of a call, with the range that the call checks."""
+        of_operands = {
+            s for a in vars_of(node.args) for s in free_symbols(*a.type.shape)
+        }
+        if name in scope.symbols and scope.symbols[name] not in of_operands:
             self.fail(at, f"`{name}` is used before")
         if len(node.results) != 1 or not same_type(node.results[0].type, SYMBOL_TYPE):
             self.fail(at, f"`{name}` must be i64, the one result of its node")
-        ends = [node.params.get(key, 0) for key in ("min", "max")]
-        if node.op is None or not all(type(end) in (int, float) for end in ends):
+        bounds = [node.params.get(key, 0) for key in ("min", "max")]
+        if node.op is None or not all(type(bound) in (int, float) for bound in bounds):
             self.fail(at, f"the range of `{name}` must be numbers")
-        symbol = scope.symbols.get(name) or self.known.get(name)
-        checked = symbol_range(node)
-        if symbol is None or not (symbol in brought or symbol.range == checked):
-            symbol = self.known[name] = Symbol(name, range=checked)
+        symbol = scope.symbols.get(name) or self.symbols.get(name)
+        checked_range = symbol_range(node)
+        if symbol is None or not (
+            symbol in of_operands or symbol.range == checked_range
+        ):
+            symbol = self.symbols[name] = Symbol(name, range=checked_range)
         scope.symbols[name] = node.symbol = symbol
 
-    def told_symbol(
+    def shape_symbol(
         self, scope: _Scope, name: str, value: ast.expr, at: ast.stmt
     ) -> None:
-        """`n = x.shape[0]`"""
+        """Read `n = x.shape[0]`."""
         match value:
             case ast.Subscript(ast.Attribute(owner, "shape"), ast.Constant(int(axis))):
                 shape = self.arg(scope, owner).type.shape
@@ -413,16 +422,16 @@ class _Reader:
         self.define(scope, name, symbol, at)
 
     def arg(self, scope: _Scope, node: ast.expr, *, bare: bool = True) -> Arg:
-        """A value's name, or a constant with or without its dtype."""
+        """Read the name of a value, or a constant with or without its dtype."""
         match node:
             case ast.Name(name) if name not in _WORDS:
-                found = scope.names.get(name)
-                if isinstance(found, tuple):
+                var = scope.names.get(name)
+                if isinstance(var, tuple):
                     self.fail(node, f"`{name}` has several results: say which")
             case ast.Subscript(ast.Name(name), ast.Constant(int(index))):
                 results = scope.names.get(name)
-                found = results if isinstance(results, tuple) else ()
-                found = found[index] if index < len(found) else None
+                var = results if isinstance(results, tuple) else ()
+                var = var[index] if index < len(var) else None
             case ast.Call(ast.Name(name), [inner], []) if name in _DTYPES:
                 return Constant(self.number(inner), TensorType(_DTYPES[name]))
             case _:
@@ -430,15 +439,17 @@ class _Reader:
                 if not bare:
                     self.expected("a number with its dtype, as `f32(2.5)`", node)
                 return Constant(value, TensorType(BARE[type(value)]))
-        if not isinstance(found, Var):
+        if not isinstance(var, Var):
             name = ast.unparse(node)
             self.fail(node, f"`{name}` is not defined before it is used")
-        return found
+        return var
 
     # --- types, sizes and other static values ---
 
-    def number(self, node: ast.expr, what: str = "a number") -> bool | int | float:
-        """A literal, or one of the words for numbers, with or without a minus."""
+    def number(
+        self, node: ast.expr, description: str = "a number"
+    ) -> bool | int | float:
+        """Read a literal, `inf` or `nan`, with or without a minus."""
         value: Any = None
         match node:
             case ast.UnaryOp(ast.USub(), inner):
@@ -451,7 +462,7 @@ class _Reader:
             case ast.Name(name):
                 value = _WORDS.get(name)
         if not isinstance(value, bool | int | float):
-            self.expected(what, node)
+            self.expected(description, node)
         return value
 
     def check_length(self, value: Number, node: ast.AST) -> None:
@@ -459,7 +470,7 @@ class _Reader:
             self.fail(node, f"a number has more than {MAX_DIGITS} digits")
 
     def types(self, scope: _Scope, node: ast.expr) -> list[TensorType]:
-        """The types of results: one, or those in `tuple[...]`."""
+        """Read the types of results: one, or those in `tuple[...]`."""
         rows = [node]
         match node:
             case ast.Subscript(ast.Name("tuple"), inner):
@@ -469,7 +480,7 @@ class _Reader:
         return [self.type(scope, row, "new") for row in rows]
 
     def type(self, scope: _Scope, node: ast.expr, naming: Naming) -> TensorType:
-        """`f32[s0, 4]`; a dtype alone has no axes."""
+        """Read `f32[s0, 4]`; a dtype alone is a scalar type."""
         match node:
             case ast.Name(name) if name in _DTYPES:
                 return TensorType(_DTYPES[name])
@@ -488,16 +499,14 @@ class _Reader:
         return TensorType(_DTYPES[name], tuple(shape))
 
     def size(self, scope: _Scope, node: ast.expr, naming: Naming) -> int | SymInt:
-        """`2*s0*s1 - s0 // 2 + max(1, s0)`: Python, over symbols."""
-        value = self.computed(scope, node, naming, 0)
+        """Read a Python expression over symbols: `2*s0*s1 - s0 // 2 + max(1, s0)`."""
+        value = self.term(scope, node, naming, 0)
         if not isinstance(value, int | SymInt):
             self.expected("a size, which is an integer", node)
         return value
 
-    def computed(
-        self, scope: _Scope, node: ast.expr, naming: Naming, depth: int
-    ) -> Number:
-        """The number that a part of a size is; it is kept small."""
+    def term(self, scope: _Scope, node: ast.expr, naming: Naming, depth: int) -> Number:
+        """Evaluate a part of a size; its length is limited."""
         if depth > MAX_DEPTH:
             self.fail(node, f"a size is nested deeper than {MAX_DEPTH}")
         f: Callable[..., Number]
@@ -517,7 +526,7 @@ class _Reader:
                 self.expected("a size", node)
         if len(parts) > MAX_TERMS:
             self.fail(node, f"a call has more than {MAX_TERMS} arguments")
-        operands = [self.computed(scope, p, naming, depth + 1) for p in parts]
+        operands = [self.term(scope, p, naming, depth + 1) for p in parts]
         if f is operator.pow and not {float, SymFloat} & set(map(type, operands)):
             self.fail(node, "a power of integers is written as a product")
         try:
@@ -537,7 +546,7 @@ class _Reader:
     ) -> SymInt:
         symbol, variable = scope.symbols.get(name), scope.names.get(name)
         if not (symbol or variable or name in RESERVED) and naming == "new":
-            symbol = scope.symbols[name] = self.known.setdefault(name, Symbol(name))
+            symbol = scope.symbols[name] = self.symbols.setdefault(name, Symbol(name))
         if isinstance(variable, Var):
             variable = variable.node.symbol
         if symbol is None or (naming == "variable" and variable is not symbol):
@@ -545,7 +554,7 @@ class _Reader:
         return size_of(symbol)
 
     def static(self, scope: _Scope, node: ast.expr, depth: int) -> Any:
-        """The value of a parameter."""
+        """Read the value of a parameter."""
         if depth > MAX_DEPTH:
             self.fail(node, f"tuples are nested deeper than {MAX_DEPTH}")
         match node:
@@ -575,12 +584,12 @@ class _Reader:
 
 
 def _items(node: ast.expr) -> list[ast.expr]:
-    """The items of a tuple; anything else is one."""
+    """Return the items of a tuple; any other expression is a single item."""
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 
 def _name_paths(root: Graph) -> None:
-    """Give nodes whose text does not say it the operator path of their graph."""
+    """Set the operator paths of nodes whose comments do not state one."""
     seen = {root}
 
     def visit(graph: Graph, path: str) -> None:

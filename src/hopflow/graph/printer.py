@@ -13,27 +13,28 @@
         check(v2, message="is empty")
         return v1[0], 1.0
 
-A graph is a function: its inputs before `/` are symbols, those after `*` captures. It
-reads nothing of the functions around it but those that it calls, so that one which
-several graphs call stands once, in the innermost that all are within. So does one that
-is nested deeper than `NESTED`, in the outermost.
+A graph is a function: its inputs before `/` are symbols, those after `*` captures. Of
+the enclosing functions it uses only the graphs that it calls. A graph that several
+others call is defined once, in the innermost function that encloses them all. A graph
+nested deeper than `NESTED` is defined in the outermost function.
 
 A node is one statement: an annotated assignment of its result, or of the tuple of its
-results if it has several; a call if it has none. Its operands stand by position, its
-params by name. `int(...)` around the call makes the result a symbol, a size by its
-name. A symbol that only a shape tells is read before params have it: `n = x.shape[0]`.
-`get_attr("w")` is an attribute of the graph.
+results if it has several; a call if it has none. Operands are positional arguments,
+params keyword arguments. `int(...)` around the call makes the result a symbol, which is
+a size by its name. A symbol that only a shape binds is assigned before params use it:
+`n = x.shape[0]`. `get_attr("w")` reads an attribute of the graph.
 
-`f32[s0, 4]` is a type; of no axes it is `f32` in an annotation, and `f32[()]` among
-params, where `f32` is the dtype. A constant says its dtype, `f64(2.0)`, unless that is
-what Python's bool, int and float give. An object that no text can hold has a name, as
-`objects.record`.
+`f32[s0, 4]` is a type; a scalar type is `f32` in an annotation, and `f32[()]` among
+params, where `f32` is the dtype. A constant states its dtype, `f64(2.0)`, unless it is
+the default dtype of a Python bool, int or float. An object that text cannot represent
+has a name, such as `objects.record`.
 
-It runs with what `running.namespace` gives, where annotations are not evaluated: before
-Python 3.14 after the line that `GraphModule.code` has in front of it.
+The text runs in the namespace that `running.namespace` returns. Annotations must not be
+evaluated: before Python 3.14 the text needs the first line of `GraphModule.code`.
 
-After a node's line stands the module that it is of, and the operators that it was in if
-its graph does not tell: `# model.py:3 in layers.0 of scan/body → cond/then`.
+The comment of a node has its source line, its module, and the operators that enclosed
+it if these are not those of its graph:
+`# model.py:3 in layers.0 of scan/body → cond/then`.
 """
 
 import re
@@ -51,15 +52,15 @@ from hopflow.symbolic.size import FUNCTIONS, Size, Symbol, SymInt, renamed
 
 INDENT: Final = "    "
 NESTED: Final = 16
-"""How deep functions stand in functions. Python has at most 100 levels."""
+"""The maximum depth of nested functions. Python allows 100 levels of indentation."""
 
-# What a bare literal means; any other constant says its dtype.
+# The dtype of a bare literal; any other constant states its dtype.
 BARE: Final[Mapping[type, DType]] = {
     bool: bool_,
     int: DEFAULT_INT,
     float: DEFAULT_FLOAT,
 }
-# Words that mean something where a name could stand.
+# Words that cannot be the name of a value.
 RESERVED: Final = frozenset(
     ("__debug__", "tuple", "get_attr", "objects", "nan", "inf", "undefined")
 ).union(kwlist, FUNCTIONS, (d.short for d in ALL))
@@ -67,11 +68,11 @@ _GAP: Final = 2  # least columns between a line and its comment
 
 
 def format_graph(graph: Graph, *, width: int | None = None) -> str:
-    """The text of `graph` and its subgraphs, ending in a newline.
+    """Return the text of `graph` and its subgraphs, ending in a newline.
 
     Args:
-        width: Columns that lines may take, comments apart; None for
-            `config.print_width`. A wider line is broken within its brackets.
+        width: The maximum length of lines without comments; None for
+            `config.print_width`. A longer statement is broken within its brackets.
     """
     writer = _Writer(config.print_width if width is None else width, graph)
     writer.root()
@@ -82,18 +83,19 @@ Graph.text = format_graph
 
 
 def named_objects(graph: Graph) -> dict[str, Any]:
-    """By its name in the text of `graph`, each object that the text cannot hold."""
+    """Return the objects that the text of `graph` cannot represent, by their names
+    in it."""
     writer = _Writer(0, graph)
     writer.root()
     return dict(writer.objects.values())
 
 
 class _Survey:
-    """What must be known of a graph and its subgraphs before the first line.
+    """Facts about a graph and its subgraphs that the first line depends on.
 
     callers   graph -> the graphs that call it, with the param that holds it
-    shared    graph -> the subgraphs that stand in it because several graphs within it
-              call them, or for their depth, each before those that call it
+    shared    graph -> the subgraphs that are defined in it since several graphs call
+              them, or for their depth, each before its callers
     paths     the operator path of each graph
     reserved  the names that no value and no function may have
     """
@@ -102,20 +104,22 @@ class _Survey:
         self.callers: dict[Graph, dict[Graph, str]] = {root: {}}
         self.paths = {root: ""}
         self.reserved = set(RESERVED)
-        done: dict[Graph, None] = {}  # callees first
-        self._visit(root, done)
-        # The graphs around each, from itself outwards; callers come before callees.
-        around: dict[Graph, list[Graph]] = {}
+        visited: dict[Graph, None] = {}  # callees first
+        self._visit(root, visited)
+        # For each graph itself and its enclosing graphs, outwards; callers come first.
+        enclosing: dict[Graph, list[Graph]] = {}
         self.shared: dict[Graph, list[Graph]] = {}
-        for graph in reversed(done):
-            outer = [around[c] for c in self.callers[graph] if c in around]
-            within = [g for g in (outer or [[]])[0] if all(g in a for a in outer)]
-            is_deep = len(within) > NESTED
-            around[graph] = [graph, *([root] if is_deep else within)]
-            if is_deep or len(outer) > 1:
-                self.shared.setdefault(around[graph][1], []).insert(0, graph)
+        for graph in reversed(visited):
+            of_callers = [enclosing[c] for c in self.callers[graph] if c in enclosing]
+            common = [
+                g for g in (of_callers or [[]])[0] if all(g in a for a in of_callers)
+            ]
+            is_deep = len(common) > NESTED
+            enclosing[graph] = [graph, *([root] if is_deep else common)]
+            if is_deep or len(of_callers) > 1:
+                self.shared.setdefault(enclosing[graph][1], []).insert(0, graph)
 
-    def _visit(self, graph: Graph, done: dict[Graph, None]) -> None:
+    def _visit(self, graph: Graph, visited: dict[Graph, None]) -> None:
         for node in graph.nodes:
             if node.op is not None:
                 self.reserved.add(operator_name(node.op.name))
@@ -123,13 +127,13 @@ class _Survey:
                 if subgraph not in self.callers:
                     self.callers[subgraph] = {}
                     self.paths[subgraph] = subgraph_path(self.paths[graph], node, key)
-                    self._visit(subgraph, done)
+                    self._visit(subgraph, visited)
                 self.callers[subgraph].setdefault(graph, key)
-        done[graph] = None
+        visited[graph] = None
 
 
 def _aligned(lines: Sequence[tuple[str, str]]) -> str:
-    """Lines with their comments in one column."""
+    """Return the lines with their comments aligned in one column."""
     noted = [len(text) for text, note in lines if note]
     column = max(noted, default=0) + _GAP
     return "".join(
@@ -138,23 +142,24 @@ def _aligned(lines: Sequence[tuple[str, str]]) -> str:
 
 
 def identifier(name: str, default: str) -> str:
-    """`name` made an identifier of ASCII."""
-    found = re.sub(r"\W", "_", name, flags=re.ASCII)
-    if found[:1].isdigit():
-        found = f"_{found}"
-    return found if found.strip("_") else default
+    """Return `name` as an ASCII identifier, or `default` if nothing is left of it."""
+    text = re.sub(r"\W", "_", name, flags=re.ASCII)
+    if text[:1].isdigit():
+        text = f"_{text}"
+    return text if text.strip("_") else default
 
 
 def operator_name(name: str) -> str:
-    """What the text calls the operator of a name. Sizes and arrays have functions of
-    one name, as `floor`."""
-    found = identifier(name, "operator")
-    is_free = found not in RESERVED or (found in FUNCTIONS and found != "int")
-    return found if is_free else f"{found}_"
+    """Return the name of an operator in the text. Functions of sizes may share it:
+    `floor`."""
+    text = identifier(name, "operator")
+    is_free = text not in RESERVED or (text in FUNCTIONS and text != "int")
+    return text if is_free else f"{text}_"
 
 
 def _name_of(value: Any) -> str:
-    """What an object is called: a function, an object with a name or a class."""
+    """Return the name of a function, of an object that has one, or of an object's
+    class."""
     for key in ("__name__", "name"):
         if isinstance(name := getattr(value, key, None), str):
             return name
@@ -162,22 +167,23 @@ def _name_of(value: Any) -> str:
 
 
 def format_line(line: SourceLine | None) -> str:
-    """`model.py:3`; "" for a name that a comment cannot hold."""
+    """Return a line as `model.py:3`; "" if a comment cannot represent it."""
     text = str(line).strip() if line is not None else ""
     return text if text.isprintable() and not text.startswith(":") else ""
 
 
 def subgraph_path(path: str, node: Node, key: str) -> str:
-    """The operator path within the graph of `node` under `key`; `path` is its own."""
+    """Return the operator path within the graph of `node` under `key`; `path` is the
+    node's."""
     inner = f"{node.op.name}/{key}"
     return f"{path} → {inner}" if path else inner
 
 
 def format_place(node: Node, path: str) -> str:
-    """Where a node came from, as far as a comment can hold it.
+    """Return the origin of a node as a comment.
 
     Args:
-        path: The operator path that nodes of its graph have.
+        path: The operator path of the nodes of its graph.
     """
     words = [format_line(node.line)]
     module, operators = node.module_path, node.operator_path
@@ -194,104 +200,107 @@ def _is_word(text: str) -> bool:
 
 @dataclass(slots=True)
 class Names:
-    """The names of one graph's values: each once, whatever the graph calls them.
+    """The names of the values of one graph, each unique.
 
-    taken      those that are no value's
-    objects    by its id, the name of each object that no text can hold, and itself
-    vars       the text of each value
-    symbols    the name of each symbol
-    unread     symbols that no variable holds yet -> the text of a size that is one
+    reserved   the names that values cannot have
+    objects    id -> the name of an object that text cannot represent, and the object
+    vars       var -> its text
+    symbols    symbol -> its name
+    unbound    symbol that no variable is bound to yet -> the text of a size that equals
+               it
     """
 
-    taken: Collection[str] = RESERVED
+    reserved: Collection[str] = RESERVED
     objects: dict[int, tuple[str, Any]] = field(default_factory=dict)
     vars: dict[Var, str] = field(default_factory=dict)
     symbols: dict[Symbol, str] = field(default_factory=dict)
-    unread: dict[Symbol, str] = field(default_factory=dict)
-    _own: set[str] = field(default_factory=set)
-    _read: set[Symbol] = field(default_factory=set)
+    unbound: dict[Symbol, str] = field(default_factory=dict)
+    _taken: set[str] = field(default_factory=set)
+    _bound: set[Symbol] = field(default_factory=set)
     _results: int = 0
 
     def unique(self, name: str, default: str) -> str:
         base = identifier(name, default)
-        found, number = f"{base}_" if base in self.taken else base, 1
-        while found in self.taken or found in self._own:
-            found, number = f"{base}_{number}", number + 1
-        self._own.add(found)
-        return found
+        candidate, number = f"{base}_" if base in self.reserved else base, 1
+        while candidate in self.reserved or candidate in self._taken:
+            candidate, number = f"{base}_{number}", number + 1
+        self._taken.add(candidate)
+        return candidate
 
     def input(self, var: Var) -> str:
-        """Name an input; a symbol's gives the symbol its name."""
+        """Return a new name for an input. A symbol input also names its symbol."""
         symbol = var.node.symbol
         name = symbol.name if symbol is not None else var.node.name
-        found = self.vars[var] = self.unique(name, "x")
+        text = self.vars[var] = self.unique(name, "x")
         if symbol is not None:
-            self.symbols.setdefault(symbol, found)
-            self._read.add(symbol)
-        self._told_by(var)
-        return found
+            self.symbols.setdefault(symbol, text)
+            self._bound.add(symbol)
+        self._note_sizes(var)
+        return text
 
     def results(self, node: Node) -> str:
-        """Name the results of a node: `v0`, `v1`, … in order, `w` for an attribute `w`,
-        `u0` for what defines the symbol `u0`."""
+        """Return a new name for the results of a node: `v0`, `v1`, … in order, `w`
+        for an attribute `w`, `u0` for a node that defines the symbol `u0`."""
         if node.symbol is not None:
-            found = self.symbol(node.symbol)
-            self._read.add(node.symbol)
+            text = self.symbol(node.symbol)
+            self._bound.add(node.symbol)
         elif node.op is None:
-            found = self.unique(node.name, "attribute")
+            text = self.unique(node.name, "attribute")
         else:
-            while (found := f"v{self._results}") in self.taken or found in self._own:
+            while (text := f"v{self._results}") in self.reserved or text in self._taken:
                 self._results += 1
-            self._own.add(found)
+            self._taken.add(text)
         for var in node.results:
             several = len(node.results) > 1
-            self.vars[var] = f"{found}[{var.index}]" if several else found
-            self._told_by(var)
-        return found
+            self.vars[var] = f"{text}[{var.index}]" if several else text
+            self._note_sizes(var)
+        return text
 
-    def _told_by(self, var: Var) -> None:
+    def _note_sizes(self, var: Var) -> None:
         for axis, size in enumerate(var.type.shape):
             symbol = plain_symbol(size)
-            if symbol is not None and symbol not in self._read:
-                self.unread.setdefault(symbol, f"{self.vars[var]}.shape[{axis}]")
+            if symbol is not None and symbol not in self._bound:
+                self.unbound.setdefault(symbol, f"{self.vars[var]}.shape[{axis}]")
 
-    def read(self, values: Iterable[Any]) -> list[str]:
-        """Statements that define the symbols of static parameters, if nothing has."""
+    def bind_symbols(self, values: Iterable[Any]) -> list[str]:
+        """Return statements that assign the symbols of static parameters not bound
+        yet."""
         lines = []
         for symbol in static_symbols(values):
-            if symbol not in self._read and symbol in self.unread:
-                self._read.add(symbol)
-                lines.append(f"{self.symbol(symbol)} = {self.unread[symbol]}")
+            if symbol not in self._bound and symbol in self.unbound:
+                self._bound.add(symbol)
+                lines.append(f"{self.symbol(symbol)} = {self.unbound[symbol]}")
         return lines
 
     def symbol(self, symbol: Symbol) -> str:
-        """The name of a symbol; one that no input binds gets its name here."""
+        """Return the name of a symbol; one that no input binds gets its name here."""
         if symbol not in self.symbols:
             self.symbols[symbol] = self.unique(symbol.name, "u")
         return self.symbols[symbol]
 
     def size(self, size: Size) -> str:
-        """A size over named symbols, in the normal form that it has under these."""
+        """Return the text of a size in normal form, over named symbols."""
         return renamed(size, self.symbol) if isinstance(size, SymInt) else f"{size:d}"
 
     def type(self, type_: TensorType, scalar: str = "") -> str:
-        """A type; `scalar` stands after the dtype of one without axes."""
+        """Return the text of a type; `scalar` follows the dtype of a type without
+        axes."""
         shape = ", ".join(map(self.size, type_.shape))
         return f"{type_.dtype.short}{f'[{shape}]' if shape else scalar}"
 
     def types(self, types: Sequence[TensorType]) -> str:
-        """The annotation of results."""
+        """Return the annotation of results."""
         inner = list(map(self.type, types))
         return inner[0] if len(inner) == 1 else f"tuple[{', '.join(inner) or '()'}]"
 
     def arg(self, arg: Arg, *, bare: bool = True) -> str:
         if isinstance(arg, Constant):
             return format_constant(arg, bare=bare)
-        # A graph that the verifier refuses is printed too, so that one can see why.
+        # Invalid graphs are printed too, for the messages of the verifier.
         return self.vars.get(arg) or "undefined"
 
     def static(self, value: Any, graphs: Mapping[Graph, str]) -> str:
-        """A static parameter."""
+        """Return the text of a static parameter."""
         match value:
             case bool() | int() | None:
                 return repr(value)
@@ -311,13 +320,13 @@ class Names:
                 return _tuple([self.static(v, graphs) for v in value])
         if id(value) not in self.objects:
             taken = {name for name, _ in self.objects.values()}
-            name = Names(_own=taken).unique(_name_of(value), "object")
+            name = Names(_taken=taken).unique(_name_of(value), "object")
             self.objects[id(value)] = name, value
         return f"objects.{self.objects[id(value)][0]}"
 
 
 def _param(key: str, value: str) -> str:
-    """`key=value`, or what says the same of a key that is no word of Python."""
+    """Return `key=value`, or `**{"key": value}` if the key is no Python identifier."""
     is_word = key.isascii() and key.isidentifier() and not iskeyword(key)
     return f"{key}={value}" if is_word else f"**{{{quoted(key)}: {value}}}"
 
@@ -327,20 +336,21 @@ def _tuple(items: Sequence[str]) -> str:
 
 
 def format_constant(constant: Constant, *, bare: bool = True) -> str:
-    """A number: with its dtype unless a literal by itself means that, and may stand."""
+    """Return a number, with its dtype unless the bare literal is allowed and has
+    this dtype."""
     value, dtype = constant.value, constant.type.dtype
     text = float.__repr__(value) if isinstance(value, float) else repr(value)
     return text if bare and BARE.get(type(value)) is dtype else f"{dtype.short}({text})"
 
 
 def quoted(text: str) -> str:
-    """A string literal in double quotes, in ASCII."""
+    """Return a string literal in double quotes, in ASCII."""
     inner = text.encode("unicode_escape").decode("ascii").replace('"', '\\"')
     return f'"{inner}"'
 
 
 class _Writer:
-    """Collects lines, each a text and a note, over a graph and its subgraphs."""
+    """Collect the lines of a graph and its subgraphs, each a text and a comment."""
 
     def __init__(self, width: int, graph: Graph) -> None:
         self.width, self.survey, self.whole = width, _Survey(graph), graph
@@ -352,27 +362,28 @@ class _Writer:
         self.graph(self.whole, name, 0, {})
 
     def graph(
-        self, graph: Graph, name: str, depth: int, known: Mapping[Graph, str]
+        self, graph: Graph, name: str, depth: int, visible: Mapping[Graph, str]
     ) -> None:
-        """Add a graph; `known` are those of the graphs around it that it may call."""
-        names = Names(self.survey.reserved, self.objects, _own={*known.values()})
+        """Add a graph. `visible` are the subgraphs of enclosing graphs that it may
+        call."""
+        names = Names(self.survey.reserved, self.objects, _taken={*visible.values()})
         path = self.survey.paths[graph]
         inputs = self.inputs(graph, names)
-        # The results' types may name symbols that only the body brings forth.
+        # The types of the results may name symbols that the body defines.
         returned = names.types(graph.out_types)
-        self.broken(f"def {name}(", [inputs], f") -> {returned}:", depth)
-        graphs = dict(known)
+        self.statement(f"def {name}(", [inputs], f") -> {returned}:", depth)
+        graphs = dict(visible)
         for subgraph in self.survey.shared.get(graph, ()):
             key = next(iter(self.survey.callers[subgraph].values()))
             inner = names.unique(subgraph_name(key), "body")
             self.graph(subgraph, inner, depth + 1, graphs)
             graphs[subgraph] = inner
-        known = dict(graphs)
+        visible = dict(graphs)
         for node in graph.nodes:
             for key, subgraph in node.graphs.items():
                 if subgraph not in graphs:
                     inner = graphs[subgraph] = names.unique(subgraph_name(key), "body")
-                    self.graph(subgraph, inner, depth + 1, known)
+                    self.graph(subgraph, inner, depth + 1, visible)
             self.node(node, names, graphs, depth + 1, format_place(node, path))
         outputs = [names.arg(a) for a in graph.outputs]
         note = format_line(graph.output_line)
@@ -380,23 +391,23 @@ class _Writer:
         if len(outputs) < 2 or len(line) <= self.width:
             self.lines.append((line, note))
         else:
-            self.broken("return (", [outputs], ")", depth + 1, note)
+            self.statement("return (", [outputs], ")", depth + 1, note)
 
     def inputs(self, graph: Graph, names: Names) -> list[str]:
-        found: list[str] = []
-        section: str | None = "symbol"
+        parameters: list[str] = []
+        previous: str | None = "symbol"
         for var in graph.inputs:
-            here = var.node.section
-            if here != section and section == "symbol" and found:
-                found.append("/")
-            if here != section and here == "capture":
-                found.append("*")
-            section = here
+            section = var.node.section
+            if section != previous and previous == "symbol" and parameters:
+                parameters.append("/")
+            if section != previous and section == "capture":
+                parameters.append("*")
+            previous = section
             name = names.input(var)
-            found.append(f"{name}: {names.type(var.type)}")
-        if section == "symbol" and found:
-            found.append("/")
-        return found
+            parameters.append(f"{name}: {names.type(var.type)}")
+        if previous == "symbol" and parameters:
+            parameters.append("/")
+        return parameters
 
     def node(
         self,
@@ -406,7 +417,7 @@ class _Writer:
         depth: int,
         note: str,
     ) -> None:
-        for line in names.read(node.params.values()):
+        for line in names.bind_symbols(node.params.values()):
             self.lines.append((INDENT * depth + line, ""))
         if node.op is None:
             start, groups = "get_attr(", [[quoted(node.name)]]
@@ -426,9 +437,9 @@ class _Writer:
         if node.results:
             types = names.types([v.type for v in node.results])
             start = f"{names.results(node)}: {types} = {start}"
-        self.broken(start, groups, end, depth, note)
+        self.statement(start, groups, end, depth, note)
 
-    def broken(
+    def statement(
         self,
         start: str,
         groups: Iterable[Sequence[str]],
@@ -436,7 +447,7 @@ class _Writer:
         depth: int,
         note: str = "",
     ) -> None:
-        """Add one line, or several if it is wider than `width`."""
+        """Add a statement on one line, or on several if it is longer than `width`."""
         indent = INDENT * depth
         groups = [group for group in groups if group]
         line = f"{indent}{start}{', '.join(map(', '.join, groups))}{end}"
@@ -454,7 +465,7 @@ class _Writer:
 
 
 def _filled(items: Sequence[str], room: int, last: str) -> list[str]:
-    """`items` with commas between, as many on each line as there is room for."""
+    """Return lines of `items`, separated by commas, each as long as `room` allows."""
     lines = [""]
     for i, item in enumerate(items):
         text = item + (last if i == len(items) - 1 else ",")
@@ -465,5 +476,6 @@ def _filled(items: Sequence[str], room: int, last: str) -> list[str]:
 
 
 def subgraph_name(key: str) -> str:
-    """The name of the graph under param `key`: `branches[0]` is `branches_0`."""
+    """Return the name of the graph under param `key`: `branches_0` for
+    `branches[0]`."""
     return key.replace("]", "")

@@ -1,7 +1,7 @@
-"""Graphs as Python that runs: `printer`'s text, with what it refers to.
+"""Graphs as executable Python: the text of `printer`, with the names that it refers to.
 
-A subgraph is a function there, so that a debugger stops in it, and a traceback shows
-its line.
+Each subgraph is a Python function, so that a debugger can stop in it and tracebacks
+show its lines.
 """
 
 import __future__
@@ -27,10 +27,10 @@ _numbers: Final = count()
 
 
 def compile_graph(graph: Graph, bind: Bind) -> FunctionType:
-    """The function that the text of `graph` defines.
+    """Return the function that the text of `graph` defines.
 
-    Its parameters are the inputs of the graph, captures by name; a symbol is an int. It
-    returns one result, or a tuple of several or none.
+    Its parameters are the inputs of the graph; captures are passed by name, and a
+    symbol is an int. It returns a single result, or a tuple of none or several.
 
     Args:
         bind: As `interpret` takes it.
@@ -42,8 +42,8 @@ def compile_graph(graph: Graph, bind: Bind) -> FunctionType:
 
 
 def run_text(graph: Graph, inputs: Sequence[Any], bind: Bind) -> list[Any]:
-    """What `interpret` gives, computed by the text of the graph."""
-    return _called(compile_graph(graph, bind), inputs)
+    """Return what `interpret` returns, computed by running the graph's text."""
+    return _call(compile_graph(graph, bind), inputs)
 
 
 def namespace(
@@ -53,20 +53,20 @@ def namespace(
     attributes: Mapping[str, Any] | None = None,
     objects: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What the text of a graph refers to when it runs.
+    """Return the global names that the text of a graph needs to run.
 
         scope = namespace(module.code, {"sin": sin, "cond": COND}, bind)
         exec(module.code, scope)
 
-    An operator with subgraphs is run by its rule `interpret`, which calls the functions
-    of the text for them.
+    An operator with subgraphs runs by its rule `interpret`, which calls the functions
+    of the text for the subgraphs.
 
     Args:
         text, operators, attributes, objects: As `parse` takes them.
         bind: As `interpret` takes it.
 
     Raises:
-        HopflowError: the text is no graph, as `parse` says it.
+        HopflowError: the text is no graph; see `parse`.
     """
     attributes, objects = attributes or {}, objects or {}
     functions = parsed(text, operators, attributes, objects).functions
@@ -82,14 +82,14 @@ def namespace(
 
 
 def execute(text: str, name: str, scope: dict[str, Any]) -> FunctionType:
-    """Run the definition of a function, and return it. Tracebacks show its lines as
-    long as it is there.
+    """Run the definition of a function, and return the function. Tracebacks show its
+    lines while the function is alive.
 
     Raises:
         SyntaxError: the text is no Python.
     """
     file = f"<graph {name} {next(_numbers)}>"
-    # Annotations are kept, and not evaluated.
+    # Annotations must not be evaluated: they name symbols before their definition.
     flags = __future__.annotations.compiler_flag
     exec(compile(text, file, "exec", flags, dont_inherit=True), scope)
     function: FunctionType = next(f for f in scope.values() if _is_of(f, file))
@@ -104,7 +104,8 @@ def _is_of(value: Any, file: str) -> bool:
 
 @dataclass(slots=True)
 class _Type:
-    """`f32` as the text has it: a dtype, `f32[3]` a type, `f32(2.0)` a constant."""
+    """The name `f32` in the text: alone a dtype; `f32[3]` is a type, `f32(2.0)` a
+    constant."""
 
     dtype: DType
 
@@ -117,7 +118,7 @@ class _Type:
 
 @dataclass(slots=True)
 class _Operator:
-    """`sin(x)` binds the operator named `sin`."""
+    """The name of an operator in the text: a call `sin(x)` binds the operator."""
 
     op: Any
     bind: Bind
@@ -126,53 +127,57 @@ class _Operator:
 
     def __call__(self, *args: Any, **params: Any) -> Any:
         operands = list(map(_operand, args))
-        called: dict[Graph, FunctionType] = {}
-        given = {key: self.static(value, called) for key, value in params.items()}
+        functions: dict[Graph, FunctionType] = {}
+        static_params = {
+            key: self.static(value, functions) for key, value in params.items()
+        }
 
         def evaluate(graph: Graph, inputs: Sequence[Any]) -> Sequence[Any]:
-            if graph in called:
-                return _called(called[graph], inputs)
+            if graph in functions:
+                return _call(functions[graph], inputs)
             return interpret(graph, inputs, self.bind)
 
-        if called:
+        if functions:
             with deep_recursion():
-                results = self.op.interpret(operands, given, evaluate)
+                results = self.op.interpret(operands, static_params, evaluate)
         else:
-            results = self.bind(self.op, operands, given)
+            results = self.bind(self.op, operands, static_params)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def static(self, value: Any, called: dict[Graph, FunctionType]) -> Any:
-        """A param: the graph for a function of the text, which is added to `called`."""
+    def static(self, value: Any, functions: dict[Graph, FunctionType]) -> Any:
+        """Return a param; for a function of the text its graph, and record it in
+        `functions`."""
         if isinstance(value, tuple):
-            return tuple([self.static(v, called) for v in value])
+            return tuple([self.static(v, functions) for v in value])
         if isinstance(value, _Type):
             return value.dtype
         if isinstance(value, FunctionType) and value.__globals__ is self.scope:
             graph = self.functions[value.__qualname__]
-            called[graph] = value
+            functions[graph] = value
             return graph
         return value
 
 
-def _called(function: FunctionType, inputs: Sequence[Any]) -> list[Any]:
-    """The results of a function of the text on the inputs of its graph."""
+def _call(function: FunctionType, inputs: Sequence[Any]) -> list[Any]:
+    """Call a function of the text on the inputs of its graph, and return its
+    results."""
     code = function.__code__
     symbols, end = code.co_posonlyargcount, code.co_argcount
     names = code.co_varnames[end : end + code.co_kwonlyargcount]
     sizes = map(_as_size, inputs[:symbols])
     captures = dict(zip(names, inputs[end:], strict=True))
-    found = function(*sizes, *inputs[symbols:end], **captures)
-    return list(map(_operand, found if isinstance(found, tuple) else (found,)))
+    results = function(*sizes, *inputs[symbols:end], **captures)
+    return list(map(_operand, results if isinstance(results, tuple) else (results,)))
 
 
 def _operand(value: Any) -> Any:
-    """A value or a constant: Python's numbers are constants, symbols among them."""
+    """Return a value or a constant: Python numbers and symbols become constants."""
     dtype = BARE.get(type(value))
     return value if dtype is None else Constant(value, TensorType(dtype))
 
 
 def _as_size(value: Any) -> Size:
-    """A symbol of the text: the number that a value holds, or the size that it is."""
+    """Return the size that a symbol of the text is: a number, or a symbolic size."""
     if isinstance(value, Constant):
         return int(value.value)
     if isinstance(value, float | SymFloat | SymInt):
@@ -185,9 +190,11 @@ def _as_size(value: Any) -> Size:
 def _sizes_first(
     function: Callable[..., Any], operator: _Operator
 ) -> Callable[..., Any]:
-    """A function of sizes, which is an operator's name too. The text has no constants
-    without a dtype for such an operator, and so calls it with no numbers but symbols,
-    of which both make the same."""
+    """Return a function that serves a name of both a function of sizes and an operator.
+
+    The text passes constants with their dtypes to such an operator, so plain numbers
+    are symbols, for which both give the same result.
+    """
 
     def call(*args: Any, **params: Any) -> Any:
         are_sizes = all(isinstance(a, int | float | SymInt | SymFloat) for a in args)

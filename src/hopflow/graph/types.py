@@ -12,8 +12,11 @@ Shape: TypeAlias = tuple[Size, ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """`dtype[shape]`. `weak` marks what came from Python numbers alone: its dtype gives
-    way in promotion. It is no part of the text, and layout is no part of the type."""
+    """`dtype[shape]`.
+
+    A `weak` type comes from Python numbers alone: its dtype gives way in promotion.
+    Text and comparisons ignore it. The layout is not part of the type.
+    """
 
     dtype: DType
     shape: Shape = ()
@@ -33,7 +36,7 @@ class TensorType:
 
     @property
     def is_static(self) -> bool:
-        """Whether all sizes are numbers."""
+        """Whether all sizes are numbers, not symbols."""
         return SymInt not in map(type, self.shape)
 
     def with_shape(self, shape: Sequence[Size]) -> "TensorType":
@@ -47,28 +50,28 @@ class TensorType:
 
 
 _shared: dict[tuple[str, Shape, bool], TensorType] = {}
-_MOST_SHARED = 1 << 12
+_MAX_SHARED = 1 << 12
 
 
 def shared(type_: TensorType) -> TensorType:
-    """One object for equal types of known sizes: what tells types by identity, to find
-    what it knows of them, finds it."""
+    """Return the same object for equal static types, for memo tables that are keyed
+    by the identity of types."""
     if not type_.is_static:
         return type_
     key = (type_.dtype.short, type_.shape, type_.weak)
-    known = _shared.get(key)
-    if known is None:
-        if len(_shared) >= _MOST_SHARED:
+    canonical = _shared.get(key)
+    if canonical is None:
+        if len(_shared) >= _MAX_SHARED:
             _shared.clear()
-        known = _shared[key] = type_
-    return known
+        canonical = _shared[key] = type_
+    return canonical
 
 
 SYMBOL_TYPE = TensorType(int64, weak=True)
-"""The type of a shape symbol passed as a value; weak, as Python's integers are."""
+"""The type of a symbol that is passed as a value: weak, like a Python int."""
 
 FLOAT_TYPE = TensorType(float64, weak=True)
-"""The type of a Python float that is an input, or computed from such."""
+"""The type of a Python float that is an input, or computed from inputs."""
 
 
 def same_size(a: Size, b: Size) -> bool:
@@ -97,8 +100,8 @@ def same_type(a: TensorType, b: TensorType) -> bool:
 
 
 def may_be(a: TensorType, b: TensorType) -> bool:
-    """Whether a value of one type may be one of the other: no size that is known of
-    both differs."""
+    """Whether a value of one type may be of the other: no sizes that are both
+    numbers differ."""
     return (
         a.dtype is b.dtype
         and a.ndim == b.ndim
@@ -111,11 +114,13 @@ def may_be(a: TensorType, b: TensorType) -> bool:
 
 
 def differing(
-    expected: Sequence[TensorType], found: Sequence[TensorType]
+    expected: Sequence[TensorType], actual: Sequence[TensorType]
 ) -> tuple[str, str] | None:
-    """Both rows of types as messages print them, if values of the one may not be those
-    of the other."""
-    if len(expected) == len(found) and all(map(may_be, expected, found)):
+    """Return both lists of types as text if values of the one cannot be of the
+    other, else None."""
+    if len(expected) == len(actual) and all(map(may_be, expected, actual)):
         return None
-    wanted, got = (", ".join(map(str, row)) for row in (expected, found))
-    return f"({wanted})", f"({got})"
+    expected_text, actual_text = (
+        ", ".join(map(str, row)) for row in (expected, actual)
+    )
+    return f"({expected_text})", f"({actual_text})"

@@ -1,7 +1,8 @@
-"""The rules of captured graphs, checked: run after every pass where `config.verify` is.
+"""The verifier: it checks the rules of graphs, after every pass if `config.verify` is
+set.
 
-Each rule is stated by the message of its error; `docs/notes/roles_and_regions.md` and
-`docs/notes/symbols_and_owners.md` say why they hold.
+The message of an error states the rule; `docs/notes/roles_and_regions.md` and
+`docs/notes/symbols_and_owners.md` give the reasons.
 """
 
 from collections.abc import Sequence
@@ -39,13 +40,14 @@ def verify(graph: Graph) -> None:
     """Check `graph` and its subgraphs.
 
     Raises:
-        GraphError: a rule is broken; the message names the graph, the node, the rule.
+        GraphError: a rule is broken. The message names the graph, the node and the
+            rule.
     """
     _Verifier().graph(graph, (graph.name,))
 
 
 class _Verifier:
-    """What has been seen, over all graphs: each node belongs to one of them."""
+    """The state of one run over all graphs: `owners` has the graph of each node."""
 
     def __init__(self) -> None:
         self.owners: dict[int, Graph] = {}
@@ -64,7 +66,7 @@ class _Verifier:
 
 
 class _Scope:
-    """One graph under check: what its nodes may use so far."""
+    """The check of one graph: the vars and symbols that are defined so far."""
 
     def __init__(
         self, verifier: _Verifier, graph: Graph, path: tuple[str, ...]
@@ -94,19 +96,20 @@ class _Scope:
     # --- inputs ---
 
     def inputs(self) -> None:
-        before = 0
+        last_order = 0
         names: set[str] = set()
         for i, var in enumerate(self.graph.inputs):
             node = var.node
             self.where = f"input {i} `{node.name}`"
-            self.own(node, "placeholder")
+            self.claim(node, "placeholder")
             self.require(node.results == (var,), "an input has one result, itself")
             self.require(node.section in _ORDER, "an input is in one of the sections")
-            here = _ORDER[node.section]
+            order = _ORDER[node.section]
             self.require(
-                here >= before, "inputs stand in the order symbols, operands, captures"
+                order >= last_order,
+                "inputs stand in the order symbols, operands, captures",
             )
-            before = here
+            last_order = order
             self.require(
                 bool(node.name) and node.name not in names,
                 "each input has a name of its own",
@@ -149,7 +152,7 @@ class _Scope:
 
     # --- nodes ---
 
-    def own(self, node: Node, *kinds: str) -> None:
+    def claim(self, node: Node, *kinds: str) -> None:
         self.require(node.kind in kinds, f"a node of kind `{node.kind}` is not here")
         owner = self.verifier.owners.setdefault(id(node), self.graph)
         self.require(
@@ -166,7 +169,7 @@ class _Scope:
         line = format_line(node.line)
         name = node.kind if node.op is None else node.op.name
         self.where = f"node {position} `{name}`{f' ({line})' if line else ''}"
-        self.own(node, "call_function", "get_attr")
+        self.claim(node, "call_function", "get_attr")
         for arg in node.args:
             self.arg(arg)
         self.bound(list(static_symbols(node.params.values())))
@@ -205,16 +208,16 @@ class _Scope:
             node.name in self.graph.attributes and len(node.results) == 1,
             f"the graph has the attribute `{node.name}`",
         )
-        same = [n for n in self.graph.nodes if n.kind == node.kind]
+        readers = [n for n in self.graph.nodes if n.kind == node.kind]
         self.require(
-            sum(n.name == node.name for n in same) == 1,
+            sum(n.name == node.name for n in readers) == 1,
             f"attribute `{node.name}` is read by one node",
         )
-        held = getattr(self.graph.attributes[node.name], "type", None)
+        actual = getattr(self.graph.attributes[node.name], "type", None)
         type_ = node.results[0].type
         self.require(
-            held is None or same_type(held, type_),
-            f"attribute `{node.name}` is {held}, and not {type_}",
+            actual is None or same_type(actual, type_),
+            f"attribute `{node.name}` is {actual}, and not {type_}",
         )
 
     def call(self, node: Node) -> None:
@@ -230,7 +233,8 @@ class _Scope:
         for i, (var, type_) in enumerate(zip(node.results, inferred, strict=True)):
             self.introduce(var.type.shape, type_.shape, renamed)
             expected = _substituted(type_, renamed)
-            if not same_type(var.type, expected):  # the text costs more than the check
+            # The message is formatted on failure alone: it costs more than the check.
+            if not same_type(var.type, expected):
                 self.fail(
                     f"result {i} is {expected}, as the operator infers, and not "
                     f"{var.type}"
@@ -239,7 +243,7 @@ class _Scope:
             self.definition(node, node.symbol)
 
     def inferred(self, node: Node) -> tuple[TensorType, ...]:
-        """The types of the results, by the operator's own rules."""
+        """Return the types of the results that the operator infers."""
         where = f"graph `{'/'.join(self.path)}`, {self.where}"
         try:
             if node.graphs:
@@ -251,20 +255,20 @@ class _Scope:
             raise GraphError(
                 f"{where}: the operands have types that the operator takes: {error}"
             ) from error
-        except Exception as error:  # whatever rules do with what they never expected
+        except Exception as error:  # rules may fail in any way on params of a stranger
             raise GraphError(
                 f"{where}: the params are those of the operator: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
     def definition(self, node: Node, symbol: Symbol) -> None:
-        """A symbol that a call defines."""
+        """Check a call that defines a symbol."""
         self.require(
             len(node.results) == 1 and same_type(node.results[0].type, SYMBOL_TYPE),
             f"a node that defines a symbol has one result, i64[]: {node.results}",
         )
         if symbol in free_symbols(*(n for a in node.args for n in a.type.shape)):
-            return  # which an operator has brought forth
+            return  # a result of an operator introduced it
         checked = symbol_range(node)
         self.require(
             symbol.range == checked,
@@ -277,15 +281,20 @@ class _Scope:
     def introduce(
         self, shape: Shape, inferred: Shape, renamed: dict[Symbol, Size]
     ) -> None:
-        """Bind the symbols that a result brings forth: each is a size of its own.
+        """Bind the symbols that a result introduces: plain sizes not bound before.
 
-        Inference makes a new symbol each time, which `renamed` takes to the node's.
+        Inference makes a new symbol each time; `renamed` maps it to the symbol of the
+        node.
         """
         for size, new in zip(shape, inferred, strict=False):
-            own, other = plain_symbol(size), plain_symbol(new)
-            if own is not None and other is not None and own not in self.symbols:
-                renamed[other] = size
-                self.symbols.add(own)
+            symbol, inferred_symbol = plain_symbol(size), plain_symbol(new)
+            if (
+                symbol is not None
+                and inferred_symbol is not None
+                and symbol not in self.symbols
+            ):
+                renamed[inferred_symbol] = size
+                self.symbols.add(symbol)
 
     # --- regions ---
 
@@ -296,13 +305,13 @@ class _Scope:
             f"`num_carry` counts args, of which there are {len(node.args)}",
         )
         signature: Signature = node.op.signature(node)
-        for what, roles, values in (
+        for kind, roles, values in (
             ("args", signature.args, node.args),
             ("results", signature.results, node.results),
         ):
             self.require(
                 len(roles) == len(values),
-                f"the operator takes {len(roles)} {what} of this signature, not "
+                f"the operator takes {len(roles)} {kind} of this signature, not "
                 f"{len(values)}",
             )
         for region in signature.regions:
@@ -310,13 +319,13 @@ class _Scope:
 
     def region(self, node: Node, region: Region) -> None:
         graph, name = region.graph, region.name
-        for what, ports, values in (
+        for kind, ports, values in (
             ("inputs", region.inputs, graph.inputs),
             ("outputs", region.outputs, graph.outputs),
         ):
             self.require(
                 len(ports) == len(values),
-                f"`{name}` has {len(ports)} {what}, not {len(values)}",
+                f"`{name}` has {len(ports)} {kind}, not {len(values)}",
             )
         passed = [passed_to(port, node.args) for port in region.inputs]
         sizes = bind_symbols(graph, passed)
@@ -325,9 +334,9 @@ class _Scope:
                 (port.role == "symbol") == (var.node.section == "symbol"),
                 f"input {i} of `{name}` is a symbol where the operator says so",
             )
-            given = passed[i]
-            if given is not None:
-                type_ = given if isinstance(given, TensorType) else given.type
+            outer = passed[i]
+            if outer is not None:
+                type_ = outer if isinstance(outer, TensorType) else outer.type
                 self.port(name, f"input {i}", port, var.type, type_, sizes)
         for i, (arg, port) in enumerate(
             zip(graph.outputs, region.outputs, strict=True)
@@ -343,40 +352,40 @@ class _Scope:
         port: Port,
         sizes: dict[Symbol, Size],
     ) -> None:
-        what = f"output {i}"
+        label = f"output {i}"
         if port.role == "predicate":
             self.require(
                 type_.shape == () and type_.dtype.kind == "b",
-                f"{what} of `{region.name}` is bool[], not {type_}",
+                f"{label} of `{region.name}` is bool[], not {type_}",
             )
         if port.at is None:
             return
         result = node.results[port.at].type
         if port.role == "stacked":
             result = result.with_shape(result.shape[1:])
-        self.port(region.name, what, port, type_, result, sizes)
+        self.port(region.name, label, port, type_, result, sizes)
 
     def port(
         self,
         region: str,
-        what: str,
+        label: str,
         port: Port,
         inside: TensorType,
         outside: TensorType,
         sizes: dict[Symbol, Size],
     ) -> None:
-        """A type inside a region and its counterpart outside are the same type."""
-        same = inside.dtype is outside.dtype and inside.ndim == outside.ndim
+        """Check that a type inside a region equals its counterpart outside."""
+        agree = inside.dtype is outside.dtype and inside.ndim == outside.ndim
         for a, b in zip(inside.shape, outside.shape, strict=False):
-            # A symbol that only the run will tell may be any size, as may one that the
-            # node is to bring forth.
-            known = all(s in sizes for s in free_symbols(a))
-            made = plain_symbol(b)
-            known = known and (made is None or made in self.symbols)
-            same = same and (not known or same_size(substitute(a, sizes), b))
+            # A symbol that only the run knows may be any size, as may a new symbol of a
+            # result.
+            is_bound = all(s in sizes for s in free_symbols(a))
+            symbol = plain_symbol(b)
+            is_bound = is_bound and (symbol is None or symbol in self.symbols)
+            agree = agree and (not is_bound or same_size(substitute(a, sizes), b))
         self.require(
-            same,
-            f"{what} of `{region}` ({port.role}) is {inside} within, and {outside} "
+            agree,
+            f"{label} of `{region}` ({port.role}) is {inside} within, and {outside} "
             "outside: they are the same type",
         )
 
