@@ -1,4 +1,5 @@
-"""Functions as graphs that Python writes and edits, without shapes: see docs/fx.md."""
+"""Symbolic graphs that Python code traces, writes and edits, without shapes: see
+docs/fx.md."""
 
 from hopflow.backends import module_of
 from hopflow.fx.drawing import FxGraphDrawer, to_dot

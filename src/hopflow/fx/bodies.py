@@ -1,9 +1,9 @@
-"""Functions that close over proxies: what an operator's body reads is lifted.
+"""Closures over proxies: the values that an operator's body closes over are lifted.
 
     def f(x, w):
         return hf.map(lambda row: row @ w, x)
 
-is recorded with one node more, which makes the body of what it closes over:
+is recorded with a further node, which makes the body from these values:
 
     lambda_ = make_lambda(w)
     map_1 = hf.map(lambda_, x)
@@ -23,12 +23,12 @@ from hopflow.tracebacks import is_own_file
 
 
 def find_proxy(value: Any) -> Proxy | None:
-    """A proxy in an argument: in a container, a tree, or what a function reads."""
+    """Return a proxy in an argument, or None: in a container, a tree or a closure."""
     return next((v for v in _leaves(value, set()) if isinstance(v, Proxy)), None)
 
 
 def lifted(value: Any) -> list[Any]:
-    """The proxies and tensors that a function or a tree holds, each once."""
+    """Return the proxies and tensors in a function or a tree, each once."""
     return list(
         {
             id(v): v for v in _leaves(value, set()) if isinstance(v, Proxy | Value)
@@ -36,19 +36,20 @@ def lifted(value: Any) -> list[Any]:
     )
 
 
-def as_it_is_now(value: Any) -> Any:
-    """A user's function with its own cells: a loop around it may go on."""
-    is_users = isinstance(value, FunctionType) and value.__closure__
-    if is_users and not is_own_file(value.__code__.co_filename):
+def snapshot(value: Any) -> Any:
+    """Return a user's function with copies of its cells, which a loop may assign
+    anew."""
+    is_closure = isinstance(value, FunctionType) and value.__closure__
+    if is_closure and not is_own_file(value.__code__.co_filename):
         return _Copy({}).of(value)
     return value
 
 
 class Maker:
-    """A function or tree with places for what is lifted out of it; a call fills them.
+    """A function or tree with the lifted values left open; a call fills them in.
 
-    value    the function or tree as it is now
-    leaves   what the places are of, in the order of the call's arguments
+    value    the function or tree
+    leaves   the lifted values, in the order of the arguments of a call
     """
 
     def __init__(self, value: Any, leaves: list[Any]) -> None:
@@ -64,17 +65,17 @@ class Maker:
 
 
 class _Place:
-    """Where a lifted value goes."""
+    """Stands for a lifted value."""
 
     __slots__ = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Place":
-        # Functions, whose cells have it, are the same ones in a copy.
+        # `deepcopy` does not copy functions, so their cells keep this object.
         return self
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
-    """What is in a value: in containers and trees, cells and defaults of functions."""
+    """Yield the leaves of a value: in containers and trees, cells and defaults."""
     parts = _parts(value)
     if parts is None:
         yield value
@@ -89,7 +90,7 @@ def _parts(value: Any) -> list[Any] | None:
         return None
     if isinstance(value, FunctionType):
         if is_own_file(value.__code__.co_filename):
-            return None  # its proxies are arguments of nodes
+            return None  # the arguments of nodes have its proxies
         cells, named = value.__closure__ or (), value.__kwdefaults__ or {}
         return [*map(_content, cells), *(value.__defaults__ or ()), *named.values()]
     if isinstance(value, MethodType):
@@ -105,23 +106,25 @@ def _parts(value: Any) -> list[Any] | None:
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing was assigned to it yet
+    except ValueError:  # the cell is empty
         return None
 
 
 class _Copy:
-    """Copies of functions and trees with some of their leaves replaced.
+    """Copy functions and trees, with some of their leaves replaced.
 
-    What holds none of these is the same object in the copy.
+    A part without such leaves is not copied.
+
+    replacements  id of a leaf -> the new leaf
     """
 
-    def __init__(self, new: dict[int, Any]) -> None:
-        self.new = new
+    def __init__(self, replacements: dict[int, Any]) -> None:
+        self.replacements = replacements
         self.functions: dict[int, FunctionType] = {}
 
     def of(self, value: Any) -> Any:
-        if id(value) in self.new:
-            return self.new[id(value)]
+        if id(value) in self.replacements:
+            return self.replacements[id(value)]
         if isinstance(value, FunctionType):
             return self.function(value)
         if isinstance(value, MethodType):
@@ -137,7 +140,9 @@ class _Copy:
         return pytree.unflatten(spec, map(self.inner, leaves))
 
     def inner(self, value: Any) -> Any:
-        is_changed = any(id(leaf) in self.new for leaf in _leaves(value, set()))
+        is_changed = any(
+            id(leaf) in self.replacements for leaf in _leaves(value, set())
+        )
         return self.of(value) if is_changed else value
 
     def function(self, value: FunctionType) -> FunctionType:
@@ -159,6 +164,6 @@ class _Copy:
         for cell, new in zip(value.__closure__ or (), closure, strict=True):
             try:
                 new.cell_contents = self.inner(cell.cell_contents)
-            except ValueError:  # it is empty here too
+            except ValueError:  # the cell is empty
                 continue
         return copy

@@ -1,8 +1,8 @@
-"""`replace_pattern` on captured graphs, in the bodies of operators too.
+"""`replace_pattern` on captured graphs, and in the bodies of their operators.
 
-A match is replaced in place by a graph of the same types, so that nothing else changes.
-A tensor from outside that the replacement reads becomes an attribute of the root graph,
-and a capture of each operator on the way to the body.
+A match is replaced in place by a graph with results of the same types, so that the rest
+of the graph does not change. A tensor that the replacement captures becomes an
+attribute of the root graph, and a capture of each operator around the body.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from hopflow.errors import ArgumentValueError, GraphError
 from hopflow.fx.match import Match
 from hopflow.fx.retrace import with_graph
 from hopflow.fx.typed_patterns import (
-    Shadows,
+    Renaming,
     TypedPattern,
     kind_of_call,
     parameters_of,
@@ -44,7 +44,7 @@ def replace_in_captured(
     replacement: Callable[..., Any],
     where: Callable[[Match], bool],
 ) -> list[Match]:
-    """Replace what looks like `pattern` in the graph of `module`, at any depth."""
+    """Replace the matches of `pattern` in the graph of `module`, at any depth."""
     names = parameters_of("pattern", pattern)
     others = parameters_of("replacement", replacement)
     if names != others:
@@ -67,7 +67,7 @@ def replace_in_captured(
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What is replaced by what."""
+    """A pattern, its replacement, and the condition for replacing a match."""
 
     pattern: Callable[..., Any]
     replacement: Callable[..., Any]
@@ -81,11 +81,12 @@ def _attributes(graph: Graph) -> list[Var]:
 
 @dataclass(slots=True)
 class _Rewriter:
-    """Applies a rule to graphs, those of operators before what is around them.
+    """Apply a rule to graphs; the bodies of an operator come before the graph around
+    it.
 
-    signatures   of the operators, as they were
-    lifted   by the graph: the tensors from outside that it has come to read, by their
-             identity, with the inputs that stand for them
+    signatures   of the operators before rewriting
+    lifted       id of a graph -> the tensors that it now captures, by id, with their
+                 inputs
     """
 
     rule: _Rule
@@ -97,11 +98,11 @@ class _Rewriter:
         """Rewrite a graph and its subgraphs.
 
         Args:
-            tensors: The tensors that vars of the graph are known to stand for.
+            tensors: The vars of the graph that are known to be certain tensors.
         """
-        if id(graph) in self.lifted:  # calls share it
+        if id(graph) in self.lifted:  # several nodes share it
             return
-        own = self.lifted[id(graph)] = {}
+        lifted = self.lifted[id(graph)] = {}
         for node in list(graph.nodes):
             if not has_regions(node):
                 continue
@@ -115,20 +116,20 @@ class _Rewriter:
                 }
                 self.graph(region.graph, inside)
             self.pass_on(graph, node, signature)
-        _GraphRewriter(self, graph, tensors, own).rewrite()
+        _GraphRewriter(self, graph, tensors, lifted).rewrite()
 
     def pass_on(self, graph: Graph, node: Node, signature: Signature) -> None:
-        """Pass to a node what its graphs have lifted."""
+        """Pass the tensors that the graphs of a node have lifted to the node."""
         union: dict[int, Value] = {}
         for region in signature.regions:
-            found = self.lifted[id(region.graph)]
-            union |= {key: tensor for key, (tensor, _) in found.items()}
+            lifted = self.lifted[id(region.graph)]
+            union |= {key: tensor for key, (tensor, _) in lifted.items()}
         if not union:
             return
         for body in {id(r.graph): r.graph for r in signature.regions}.values():
             inputs = [self.lift(body, tensor) for tensor in union.values()]
-            kept = [v for v in body.inputs if v not in inputs]
-            body.inputs = [*kept, *inputs]  # in the same order in each of them
+            others = [v for v in body.inputs if v not in inputs]
+            body.inputs = [*others, *inputs]  # in the same order in all bodies
             body.name_inputs()
         repeats = any(region.repeats for region in signature.regions)
         role: Role = "invariant" if repeats else "operand"
@@ -137,36 +138,40 @@ class _Rewriter:
         node.params = node.op.with_roles(node.params, roles, signature.results)
 
     def lift(self, graph: Graph, tensor: Value) -> Var:
-        """The input of a graph that stands for a tensor from outside."""
-        own = self.lifted.setdefault(id(graph), {})
-        if id(tensor) not in own:
-            own[id(tensor)] = tensor, graph.add_input(tensor.type, "tensor0", "capture")
-        return own[id(tensor)][1]
+        """Return the input of a graph for a captured tensor."""
+        lifted = self.lifted.setdefault(id(graph), {})
+        if id(tensor) not in lifted:
+            lifted[id(tensor)] = (
+                tensor,
+                graph.add_input(tensor.type, "tensor0", "capture"),
+            )
+        return lifted[id(tensor)][1]
 
     def hold(self, graph: Graph) -> None:
-        """Turn what the root graph has lifted into attributes of it."""
-        known = {id(value): name for name, value in graph.attributes.items()}
+        """Convert the tensors that the root graph has lifted to attributes."""
+        names = {id(value): name for name, value in graph.attributes.items()}
         vars_ = {v.node.name: v for v in _attributes(graph)}
         graph.inputs = [v for v in graph.inputs if v.node.section != "capture"]
         taken = {*graph.attributes, *(v.node.name for v in graph.inputs)}
-        held: list[tuple[Var, str, Value]] = []
+        captures: list[tuple[Var, str, Value]] = []
         for tensor, var in self.lifted[id(graph)].values():
-            if id(tensor) in known:
-                replace_uses(graph, {var: vars_[known[id(tensor)]]})
+            if id(tensor) in names:
+                replace_uses(graph, {var: vars_[names[id(tensor)]]})
                 continue
             number = next(i for i in range(len(taken) + 1) if f"tensor{i}" not in taken)
             taken.add(f"tensor{number}")
-            held.append((var, f"tensor{number}", tensor))
-        hold_captures(graph, held)
+            captures.append((var, f"tensor{number}", tensor))
+        hold_captures(graph, captures)
 
 
 _PASSED = ("invariant", "operand")
 
 
 class _GraphRewriter:
-    """Applies a rule to the nodes of one graph.
+    """Apply a rule to the nodes of one graph.
 
-    shadows   the types and symbols of the graph as patterns have them
+    renaming   of the symbols of the graph to those of patterns
+    inserted   the nodes of replacements, which are not matched again
     """
 
     def __init__(
@@ -179,7 +184,7 @@ class _GraphRewriter:
         self.owner, self.rule, self.graph = owner, owner.rule, graph
         self.tensors = tensors
         self.lifted = lifted
-        self.made: set[Node] = set()
+        self.inserted: set[Node] = set()
         symbols: dict[Symbol, None] = {}
         for var in graph.inputs:
             symbols.update(dict.fromkeys(free_symbols(*var.type.shape)))
@@ -187,31 +192,35 @@ class _GraphRewriter:
                 symbols[var.node.symbol] = None
         for node in graph.nodes:
             symbols.update(dict.fromkeys(symbols_of(node)))
-        self.shadows = Shadows(symbols)
+        self.renaming = Renaming(symbols)
 
     def rewrite(self) -> None:
         nodes = [node for node in self.graph.nodes if node.op is not None]
-        rows = {node: [self.shadows.type(a.type) for a in node.args] for node in nodes}
+        rows = {node: [self.renaming.type(a.type) for a in node.args] for node in nodes}
         present = {kind_of_call(node.op, types) for node, types in rows.items()}
         types = [type_ for row in rows.values() for type_ in row]
         patterns = typed_patterns(self.rule.pattern, types, present)
         for pattern in patterns:
             self.check(pattern)
-        gone: set[Node] = set()
+        removed: set[Node] = set()
         for anchor in nodes:
-            if anchor in gone:
+            if anchor in removed:
                 continue
-            for pattern, found in self.matches_from(anchor, patterns):
-                if self.leaks(pattern, found):
+            for pattern, bindings in self.matches_from(anchor, patterns):
+                if self.leaks(pattern, bindings):
                     continue
-                match = self.match(pattern, found)
+                match = self.match(pattern, bindings)
                 if self.rule.where(match):
                     self.owner.matches.append(match)
-                    gone |= self.replace(pattern, found, match)
+                    removed |= self.replace(pattern, bindings, match)
                     break
 
     def check(self, pattern: TypedPattern) -> None:
-        """Raises: ArgumentValueError: a pattern returns what it does not compute."""
+        """Check the results of a pattern.
+
+        Raises:
+            ArgumentValueError: it returns a value that it does not compute.
+        """
         for result in pattern.results or (None,):
             if not isinstance(result, Var) or result.node.op is None:
                 raise ArgumentValueError(
@@ -224,81 +233,87 @@ class _GraphRewriter:
     def matches_from(
         self, anchor: Node, patterns: Sequence[TypedPattern]
     ) -> Iterator[tuple[TypedPattern, dict[Arg, Arg]]]:
-        """The ways in which the results of a pattern are values of the graph, the first
-        of them one of `anchor`."""
+        """Yield the matches of the patterns whose first result is one of `anchor`:
+        each a pattern, and bindings of its args to args of the graph."""
         for pattern in patterns:
             first, *others = pattern.results
-            found: list[dict[Arg, Arg]] = []
+            matches: list[dict[Arg, Arg]] = []
             for var in anchor.results:
-                known: dict[Arg, Arg] = {}
-                if self.matches(pattern, first, var, known):
-                    found.append(known)
+                bindings: dict[Arg, Arg] = {}
+                if self.matches(pattern, first, var, bindings):
+                    matches.append(bindings)
             for result in others:
-                everything = [v for n in self.graph.nodes for v in n.results]
-                tried = [
-                    (var, dict(known))
-                    for known in found
-                    for var in ([known[result]] if result in known else everything)
+                values = [v for n in self.graph.nodes for v in n.results]
+                candidates = [
+                    (var, dict(bindings))
+                    for bindings in matches
+                    for var in ([bindings[result]] if result in bindings else values)
                 ]
-                found = [k for v, k in tried if self.matches(pattern, result, v, k)]
-            for known in found:
-                yield pattern, known
+                matches = [
+                    k for v, k in candidates if self.matches(pattern, result, v, k)
+                ]
+            for bindings in matches:
+                yield pattern, bindings
 
     def matches(
-        self, pattern: TypedPattern, theirs: Arg, ours: Arg, known: dict[Arg, Arg]
+        self,
+        pattern: TypedPattern,
+        pattern_arg: Arg,
+        arg: Arg,
+        bindings: dict[Arg, Arg],
     ) -> bool:
-        """Whether a value looks like one of the pattern; what is learned joins
-        `known`."""
-        if isinstance(theirs, Constant):
-            return isinstance(ours, Constant) and equal_constants(theirs, ours)
-        if theirs in known:
-            before = known[theirs]
-            if isinstance(before, Constant) and isinstance(ours, Constant):
-                return equal_constants(before, ours)
-            return before is ours
-        if not same_type(theirs.type, self.shadows.type(ours.type)):
+        """Whether `arg` matches an arg of the pattern; adds to `bindings`."""
+        if isinstance(pattern_arg, Constant):
+            return isinstance(arg, Constant) and equal_constants(pattern_arg, arg)
+        if pattern_arg in bindings:
+            bound = bindings[pattern_arg]
+            if isinstance(bound, Constant) and isinstance(arg, Constant):
+                return equal_constants(bound, arg)
+            return bound is arg
+        if not same_type(pattern_arg.type, self.renaming.type(arg.type)):
             return False
-        known[theirs] = ours
-        if theirs in pattern.captures:
-            tensor = self.tensors.get(ours) if isinstance(ours, Var) else None
-            return tensor is pattern.captures[theirs]
-        if theirs.node.op is None:
-            symbol = theirs.node.symbol
+        bindings[pattern_arg] = arg
+        if pattern_arg in pattern.captures:
+            tensor = self.tensors.get(arg) if isinstance(arg, Var) else None
+            return tensor is pattern.captures[pattern_arg]
+        if pattern_arg.node.op is None:
+            symbol = pattern_arg.node.symbol
             if symbol is None:
                 return True
-            return self.symbol_var(self.shadows.unshadowed[symbol]) is ours
-        if not isinstance(ours, Var) or ours.index != theirs.index:
+            return self.symbol_var(self.renaming.original[symbol]) is arg
+        if not isinstance(arg, Var) or arg.index != pattern_arg.index:
             return False
-        node, other = theirs.node, ours.node
-        if len(node.args) != len(other.args) or other in self.made:
+        pattern_node, node = pattern_arg.node, arg.node
+        if len(pattern_node.args) != len(node.args) or node in self.inserted:
             return False
-        return equal_nodes(node, other, self.shadows.sizes) and all(
-            self.matches(pattern, a, b, known)
-            for a, b in zip(node.args, other.args, strict=True)
+        return equal_nodes(pattern_node, node, self.renaming.sizes) and all(
+            self.matches(pattern, a, b, bindings)
+            for a, b in zip(pattern_node.args, node.args, strict=True)
         )
 
     def symbol_var(self, symbol: Symbol) -> Var | None:
-        """The var of the graph that holds the value of a symbol."""
+        """Return the var of the graph that has the value of a symbol, or None."""
         inputs = (var.node for var in self.graph.symbols)
         nodes = [n for n in (*inputs, *self.graph.nodes) if n.symbol is symbol]
         return nodes[0].results[0] if nodes else None
 
-    # --- what may be replaced ---
+    # --- conditions ---
 
-    def inside(self, found: Mapping[Arg, Arg]) -> dict[Node, None]:
-        """The nodes that a match is made of."""
+    def inside(self, bindings: Mapping[Arg, Arg]) -> dict[Node, None]:
+        """Return the nodes of a match."""
         return {
-            ours.node: None
-            for theirs, ours in found.items()
-            if isinstance(theirs, Var) and isinstance(ours, Var)
-            if theirs.node.op is not None
+            arg.node: None
+            for pattern_arg, arg in bindings.items()
+            if isinstance(pattern_arg, Var) and isinstance(arg, Var)
+            if pattern_arg.node.op is not None
         }
 
-    def leaks(self, pattern: TypedPattern, found: Mapping[Arg, Arg]) -> bool:
-        """Whether something else reads what is inside a match, or a result of it before
-        the last, or its sizes are those of other values."""
-        inside = self.inside(found)
-        ends = {found[r] for r in pattern.results}
+    def leaks(self, pattern: TypedPattern, bindings: Mapping[Arg, Arg]) -> bool:
+        """Whether a match cannot be replaced: another node reads a value inside of
+        it, or a result before the last one is computed, or a node of it defines a
+        symbol."""
+        inside = self.inside(bindings)
+        ends = {bindings[r] for r in pattern.results}
         if any(node.symbol is not None for node in inside):
             return True
         last = max(self.graph.nodes.index(node) for node in inside)
@@ -312,64 +327,68 @@ class _GraphRewriter:
                     return True
         return False
 
-    def match(self, pattern: TypedPattern, found: Mapping[Arg, Arg]) -> Match:
-        values = {self.rule.names[i]: found[v] for i, v in pattern.inputs.items()}
-        ends = [v.node for r in pattern.results if isinstance(v := found[r], Var)]
-        return Match(max(ends, key=self.graph.nodes.index), found, values)
+    def match(self, pattern: TypedPattern, bindings: Mapping[Arg, Arg]) -> Match:
+        values = {self.rule.names[i]: bindings[v] for i, v in pattern.inputs.items()}
+        ends = [v.node for r in pattern.results if isinstance(v := bindings[r], Var)]
+        return Match(max(ends, key=self.graph.nodes.index), bindings, values)
 
     # --- replacing ---
 
     def replace(
-        self, pattern: TypedPattern, found: Mapping[Arg, Arg], match: Match
+        self, pattern: TypedPattern, bindings: Mapping[Arg, Arg], match: Match
     ) -> set[Node]:
-        """Put the replacement in, and take out the nodes of the match: these."""
-        types = {i: found[v].type.strong() for i, v in pattern.inputs.items()}
+        """Insert the replacement, remove the nodes of the match, and return these."""
+        types = {i: bindings[v].type.strong() for i, v in pattern.inputs.items()}
         new = typed(self.rule.replacement, self.rule.names, types)
-        self.check_types([found[r].type for r in pattern.results], new)
-        given = {new.inputs[i]: found[v] for i, v in pattern.inputs.items()}
+        self.check_types([bindings[r].type for r in pattern.results], new)
+        passed = {new.inputs[i]: bindings[v] for i, v in pattern.inputs.items()}
         args: list[Arg] = []
         for var in new.graph.inputs:
-            if var in given:
-                args.append(given[var])
+            if var in passed:
+                args.append(passed[var])
             elif var in new.captures:
                 args.append(self.owner.lift(self.graph, new.captures[var]))
             else:
                 args.append(self.size(var))
-        sizes: dict[Symbol, Size] = {s: size_of(s) for s in self.shadows.shadows}
-        before = set(self.graph.nodes)
-        at = self.graph.nodes.index(match.anchor)
-        outputs = inline(self.graph, at, new.graph, args, sizes)
+        sizes: dict[Symbol, Size] = {s: size_of(s) for s in self.renaming.fresh}
+        old_nodes = set(self.graph.nodes)
+        position = self.graph.nodes.index(match.anchor)
+        outputs = inline(self.graph, position, new.graph, args, sizes)
         for node in self.graph.nodes:
-            if node not in before:  # it is there for the line that was matched
-                self.made.add(node)
+            if node not in old_nodes:  # it takes the place of the match in messages
+                self.inserted.add(node)
                 node.line = match.anchor.line
                 node.module_path = match.anchor.module_path
                 node.operator_path = match.anchor.operator_path
         pairs = zip(pattern.results, outputs, strict=True)
-        ends = {found[r]: value for r, value in pairs}
+        ends = {bindings[r]: value for r, value in pairs}
         replace_uses(self.graph, {v: x for v, x in ends.items() if isinstance(v, Var)})
-        gone = set(self.inside(found))
-        self.graph.nodes = [n for n in self.graph.nodes if n not in gone]
-        return gone
+        removed = set(self.inside(bindings))
+        self.graph.nodes = [n for n in self.graph.nodes if n not in removed]
+        return removed
 
     def size(self, var: Var) -> Arg:
         assert var.node.symbol is not None
-        found = self.symbol_var(var.node.symbol)
-        if found is None:
+        value = self.symbol_var(var.node.symbol)
+        if value is None:
             raise GraphError(
                 f"replace_pattern: `{name_of(self.rule.replacement)}` needs the size "
                 f"`{var.node.symbol}`, which graph `{self.graph.name}` has no value of."
             )
-        return found
+        return value
 
     def check_types(self, old: Sequence[TensorType], new: TypedPattern) -> None:
-        """Raises: ArgumentValueError: the replacement has results of other types."""
-        found = [r.type for r in new.results]
-        if len(old) != len(found) or not all(map(same_type, old, found)):
-            rows = (", ".join(map(str, types)) for types in (old, found))
-            before, after = (f"({row})" for row in rows)
+        """Check the results of the replacement.
+
+        Raises:
+            ArgumentValueError: their types differ from those of the match.
+        """
+        new_types = [r.type for r in new.results]
+        if len(old) != len(new_types) or not all(map(same_type, old, new_types)):
+            rows = (", ".join(map(str, types)) for types in (old, new_types))
+            old_text, new_text = (f"({row})" for row in rows)
             raise ArgumentValueError(
-                f"replace_pattern: `{name_of(self.rule.pattern)}` returns {before} "
-                f"here, and `{name_of(self.rule.replacement)}` {after}. Let both "
+                f"replace_pattern: `{name_of(self.rule.pattern)}` returns {old_text} "
+                f"here, and `{name_of(self.rule.replacement)}` {new_text}. Let both "
                 "return the same types."
             )

@@ -1,4 +1,4 @@
-"""Graphs of `fx` as pictures: text in the language of Graphviz (`dot -Tsvg`)."""
+"""Graphs of `fx` as pictures, in the language of Graphviz (`dot -Tsvg`)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,18 +22,20 @@ _COLOURS = {
 
 @entry
 def to_dot(module: GraphModule | Captured, name: str = "") -> str:
-    """A module as a Graphviz graph: nodes with name, target, line and noted type, and
-    edges from values to what reads them. Submodules that are graphs are clusters. A
-    captured module is drawn as `hf.symbolic_trace` has it.
+    """Return a module as a Graphviz graph.
+
+    Nodes show name, target, line and noted type; edges lead from values to their
+    readers. Submodules that are graphs are clusters. A captured module is converted as
+    by `hf.symbolic_trace`.
 
         Path("model.dot").write_text(hf.fx.to_dot(module))
 
     Args:
-        name: Of the picture; by default that of the graph.
+        name: Of the picture; by default the name of the graph.
 
     Raises:
         ArgumentTypeError: `module` is neither a module of `fx` nor a captured one, or
-            `name` is no text.
+            `name` is no string.
     """
     module = _drawable("to_dot", module, name)
     lines = [
@@ -46,27 +48,34 @@ def to_dot(module: GraphModule | Captured, name: str = "") -> str:
 
 
 class FxGraphDrawer:
-    """Draws a module.
+    """Draw a module.
 
     get_dot_graph()   its text for Graphviz; see `to_dot`
     """
 
     @entry
     def __init__(self, graph_module: GraphModule | Captured, name: str = "") -> None:
-        """
+        """Prepare to draw a module.
+
         Raises:
             ArgumentTypeError: the module is neither one of `fx` nor a captured one, or
-                `name` is no text.
+                `name` is no string.
         """
         self.graph_module = _drawable("FxGraphDrawer", graph_module, name)
         self.name = name
 
     def get_dot_graph(self) -> str:
+        """Return the text for Graphviz."""
         return to_dot(self.graph_module, self.name)
 
 
 def _drawable(tool: str, module: object, name: object) -> GraphModule:
-    """Raises: ArgumentTypeError: what `tool` was given cannot be drawn under a name."""
+    """Return a module of `fx` to draw.
+
+    Raises:
+        ArgumentTypeError: the module is neither one of `fx` nor a captured one, or
+            `name` is no string.
+    """
     symbolic = as_symbolic(tool, module)
     if not isinstance(name, str):
         raise ArgumentTypeError(
@@ -77,11 +86,11 @@ def _drawable(tool: str, module: object, name: object) -> GraphModule:
 
 def _graph(module: GraphModule, prefix: str) -> Iterator[str]:
     for node in module.graph.nodes:
-        at = _quoted(prefix + node.name)
+        name = _quoted(prefix + node.name)
         colour = _COLOURS[node.kind]
-        yield f"{at} [label={_quoted(_label(node))}, fillcolor={colour}];"
+        yield f"{name} [label={_quoted(_label(node))}, fillcolor={colour}];"
         for read in node.inputs:
-            yield f"{_quoted(prefix + read.name)} -> {at};"
+            yield f"{_quoted(prefix + read.name)} -> {name};"
     for path, inner in module.attributes.items():
         if isinstance(inner, GraphModule):
             yield f"subgraph {_quoted(f'cluster_{prefix}{path}')} {{"
@@ -101,7 +110,7 @@ def _label(node: Node) -> str:
 
 
 def _escaped(text: Any) -> str:
-    """Text within a record, where some characters have a meaning."""
+    """Return text with the special characters of a record escaped."""
     return "".join(f"\\{c}" if c in "{}|<>" else c for c in text)
 
 

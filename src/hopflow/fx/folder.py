@@ -1,4 +1,4 @@
-"""Graphs of `fx` as Python packages, for people to read and edit."""
+"""Graphs of `fx` as Python packages that people can read and edit."""
 
 import importlib
 import operator
@@ -44,9 +44,9 @@ class {name}:
 
 
 class _Slots:
-    """What a layer above fills in.
+    """Functions that a module in a layer below sets.
 
-    opened   `open_bodies`: a module -> one whose bodies of operators are modules
+    opened   `open_bodies`: module -> copy in which the bodies of operators are modules
     """
 
     opened: Callable[[Any], Any]
@@ -79,12 +79,13 @@ def write_folder(folder: Path, name: str, module: Any) -> None:
 
 
 class _Writer:
-    """Writes modules as classes of one file, those of bodies before what calls them.
+    """Write modules as classes of one file; bodies come before the modules that use
+    them.
 
-    scope     what the names in the sources refer to
-    names     those of them that are the classes
+    scope     the names that the sources refer to
+    names     those that are the names of classes
     classes   the text of each class
-    data      the elements of tensors, by their keys in the file of attributes
+    data      key in the file of attributes -> the elements of a tensor
     """
 
     def __init__(self) -> None:
@@ -94,12 +95,12 @@ class _Writer:
         self.data: dict[str, np.ndarray[Any, Any]] = {}
 
     def write(self, module: Any, name: str, prefix: str) -> None:
-        """Write a module as the class `name`; `prefix` begins the keys of its data.
+        """Write a module as the class `name`; the keys of its data begin with `prefix`.
 
         Raises:
-            ArgumentValueError: it is one of a captured module.
+            ArgumentValueError: it was made of a captured module.
         """
-        self.scope[name] = module  # so that nothing else has the name
+        self.scope[name] = module  # reserves the name
         self.names.add(name)
         if any(isinstance(node.target, _CAPTURED) for node in module.graph.nodes):
             raise ArgumentValueError(
@@ -124,7 +125,8 @@ class _Writer:
         )
 
     def value(self, path: str, value: Any, name: str, prefix: str) -> str:
-        """The expression for an attribute; `name` is for its class, if it is a body."""
+        """Return the expression for an attribute; the class of a body is called
+        `name`."""
         key = prefix + path
         if isinstance(getattr(value, "graph", None), Graph):
             name = re.sub(r"\W", "_", name)
@@ -141,7 +143,7 @@ _CAPTURED: Final = (Arguments, Operation, Results)
 
 
 def _array(path: str, value: Any) -> np.ndarray[Any, Any]:
-    """A tensor's elements, in a dtype that NumPy's files have.
+    """Return a tensor's elements, in a dtype that NumPy can save.
 
     Raises:
         ArgumentValueError: it is no tensor.
@@ -156,10 +158,10 @@ def _array(path: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _import(name: str, value: Any) -> str:
-    """The line that gives `value` its name in the source.
+    """Return the statement that binds `value` to `name`.
 
     Raises:
-        ArgumentValueError: no module has it by name.
+        ArgumentValueError: it cannot be imported by name.
     """
     if name == "hf":
         return "import hopflow as hf"
@@ -167,26 +169,26 @@ def _import(name: str, value: Any) -> str:
         return "import numpy as np"
     if value is operator:
         return "import operator"
-    home = getattr(value, "__module__", "") or ""
+    module = getattr(value, "__module__", "") or ""
     path = getattr(value, "__qualname__", "")
     try:
-        found: Any = importlib.import_module(home)
+        imported: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            imported = getattr(imported, part)
     except (ImportError, AttributeError, ValueError):
-        found = None
-    if found is not value and isinstance(value, Maker):
+        imported = None
+    if imported is not value and isinstance(value, Maker):
         name = value.__name__.removeprefix("make_")
         raise ArgumentValueError(
             f"to_folder: `{name}` reads values of the graph, and cannot be traced by "
             "itself: it asks proxies for values, or is no function. Give what it reads "
             "to the operator as operands, and define it at the top level of a module."
         )
-    if found is not value:
+    if imported is not value:
         raise ArgumentValueError(
             f"to_folder: the graph refers to {value!r}, which no module has by name. "
             "Define it at the top level of a module."
         )
     if "." not in path:
-        return f"from {home} import {path} as {name}"
-    return f"import {home}\n{name} = {home}.{path}"
+        return f"from {module} import {path} as {name}"
+    return f"import {module}\n{name} = {module}.{path}"

@@ -1,8 +1,8 @@
-"""`Graph`: what a function does, before any type is known.
+"""`Graph`: the calls of a function, traced before any type is known.
 
-A captured graph (`hopflow.graph`) has a type on every value, flat operands, and
-operators as targets. Here a node is its own value, its arguments are any Python data
-with nodes in it, and it calls what the user called.
+A captured graph (`hopflow.graph`) has typed values, flat operands, and operators as
+targets. Here a node is its value, its arguments are any Python data with nodes in it,
+and its target is the function that the user called.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,14 +26,24 @@ from hopflow.fx.source import python_source
 class Graph(NodeList):
     """Nodes in order of execution, which print as a Python function.
 
-    `attributes` are the tensors and modules that nodes refer to, by their path.
-    New nodes stand at the end, or where `inserting_before` or `inserting_after` says.
+    `attributes` has the tensors and modules that nodes refer to, by path. New nodes are
+    added at the end, or where `inserting_before` or `inserting_after` says.
+
+    >>> graph = hf.fx.Graph()
+    >>> x = graph.placeholder("x")
+    >>> node = graph.output(graph.call_function(hf.sin, x))
+    >>> print(graph)
+    def forward(self, x):
+        sin = hf.sin(x)
+        return sin
+    <BLANKLINE>
     """
 
     def __init__(self, name: str = "forward") -> None:
-        """
+        """Make an empty graph.
+
         Raises:
-            ArgumentValueError: no function can have this name.
+            ArgumentValueError: `name` is no name for a function.
         """
         if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
             raise ArgumentValueError(
@@ -44,16 +54,16 @@ class Graph(NodeList):
     def __repr__(self) -> str:
         return f"<fx.Graph {self.name}: {len(self._nodes)} nodes>"
 
-    # --- saving: a row for each node, for nodes in nodes are too deep for `pickle` ---
+    # --- pickling: a row for each node, since `pickle` recurses into nodes of nodes ---
 
     def __getstate__(self) -> dict[str, Any]:
-        places = {node: _Place(i) for i, node in enumerate(self._nodes)}
+        indices = {node: _Place(i) for i, node in enumerate(self._nodes)}
         rows = [
             (
                 node.kind,
                 node.target,
                 map_nodes(
-                    (node.args, node.kwargs, node.meta), lambda n: places.get(n, n)
+                    (node.args, node.kwargs, node.meta), lambda n: indices.get(n, n)
                 ),
                 (node.name, node.type),
                 (node.line, node.module_path),
@@ -72,7 +82,7 @@ class Graph(NodeList):
         self.attributes = state["attributes"]
         self._transform_code = state["transform_code"]
         for kind, target, read, (name, type_), (line, module_path) in state["rows"]:
-            args, kwargs, meta = _put_back(read, self._nodes)
+            args, kwargs, meta = _resolved(read, self._nodes)
             node = Node(self, kind, target, args, kwargs, name, type_)
             node.line, node.module_path, node.meta = line, module_path, meta
             self._nodes.append(node)
@@ -84,44 +94,46 @@ class Graph(NodeList):
         """Check the graph.
 
         Raises:
-            GraphError: a node is read before it is computed or belongs to another
-                graph; names repeat; parameters do not come first; what a node refers to
-                is no attribute, or is of the wrong kind; no output ends the graph.
+            GraphError: a node is read before it is computed, or belongs to another
+                graph; names repeat; parameters do not come first; a target is no
+                attribute, or of the wrong kind; the graph does not end in an output.
         """
         seen: set[Node] = set()
         names: set[str] = set()
         for node in self._nodes:
             self._lint_node(node, seen)
             if node.name in names:
-                raise _broken(self, node, "has a name that another node has")
+                raise _rule_error(self, node, "has a name that another node has")
             names.add(node.name)
             seen.add(node)
         for node in self._nodes[:-1]:
             if node.kind == "output":
-                raise _broken(self, node, "returns, and nodes stand behind it")
+                raise _rule_error(self, node, "returns, and nodes stand behind it")
         self.output_node()
 
     def _lint_node(self, node: Node, seen: set[Node]) -> None:
         if node.graph is not self:
-            raise _broken(self, node, "belongs to another graph")
+            raise _rule_error(self, node, "belongs to another graph")
         for read in node.inputs:
             if read not in seen:
-                raise _broken(
+                raise _rule_error(
                     self, node, f"reads `{read.name}`, which is not before it"
                 )
         if node.kind == "placeholder" and any(n.kind != "placeholder" for n in seen):
-            raise _broken(self, node, "is a parameter, and stands behind other nodes")
+            raise _rule_error(
+                self, node, "is a parameter, and stands behind other nodes"
+            )
         if node.kind == "call_function":
             if not callable(node.target):
-                raise _broken(
+                raise _rule_error(
                     self, node, f"calls {node.target!r}, which is no function"
                 )
         elif not isinstance(node.target, str):
-            raise _broken(self, node, f"has {node.target!r} for a name")
+            raise _rule_error(self, node, f"has {node.target!r} for a name")
         if node.kind in ("get_attr", "call_module") and (
             node.target not in self.attributes
         ):
-            raise _broken(
+            raise _rule_error(
                 self, node, f"refers to `{node.target}`, which is no attribute"
             )
 
@@ -143,33 +155,33 @@ class Graph(NodeList):
     def on_generate_code(
         self, make: Callable[[CodeTransform | None], CodeTransform]
     ) -> AbstractContextManager[None]:
-        """Let a function rewrite the lines of the source, whenever it is written.
+        """Set a function that rewrites the lines of the source.
 
-            graph.on_generate_code(lambda before: lambda lines: [FIRST, *lines])
+            graph.on_generate_code(lambda previous: lambda lines: [FIRST, *lines])
 
         Args:
-            make: Gets the function that did so until now, or None, and returns the new
-                one: of the lines of the body, without indentation but each with its
-                newline, to such lines.
+            make: Gets the previous function, or None, and returns the new one, which
+                maps the lines of the body to lines. They have no indentation, and end
+                in a newline.
 
         Returns:
-            A context manager at whose end the former function is back.
+            A context manager that restores the previous function at its end.
 
         Raises:
-            ArgumentTypeError: `make` is no function, or returns none.
+            ArgumentTypeError: `make` is no function, or returns no function.
         """
-        before = self._transform_code
-        after = make(before) if callable(make) else None
-        if not callable(after):
+        previous = self._transform_code
+        new = make(previous) if callable(make) else None
+        if not callable(new):
             raise ArgumentTypeError(
                 "on_generate_code: `make` must be a function that returns a function "
-                f"of lines, and is `{type(make if after is None else after).__name__}`."
+                f"of lines, and is `{type(make if new is None else new).__name__}`."
             )
-        self._transform_code = after
-        return _restoring(self, before)
+        self._transform_code = new
+        return _restoring(self, previous)
 
     def __str__(self) -> str:
-        """The graph as a Python function."""
+        """Return the graph as a Python function."""
         return python_source(self).text
 
 
@@ -177,26 +189,26 @@ entries(Graph, "__init__", "lint", "on_generate_code", "__str__")
 
 
 @contextmanager
-def _restoring(graph: Graph, before: CodeTransform | None) -> Iterator[None]:
+def _restoring(graph: Graph, previous: CodeTransform | None) -> Iterator[None]:
     try:
         yield
     finally:
-        graph._transform_code = before
+        graph._transform_code = previous
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Stands for the node at a place of a saved graph."""
+    """Stands for the node at this position, in a pickled graph."""
 
     index: int
 
 
-def _put_back(value: Any, nodes: list[Node]) -> Any:
+def _resolved(value: Any, nodes: list[Node]) -> Any:
     if isinstance(value, _Place):
         return nodes[value.index]
-    return map_items(value, lambda item: _put_back(item, nodes))
+    return map_items(value, lambda item: _resolved(item, nodes))
 
 
-def _broken(graph: Graph, node: Node, rule: str) -> GraphError:
+def _rule_error(graph: Graph, node: Node, rule: str) -> GraphError:
     at = f" ({node.line})" if node.line else ""
     return GraphError(f"graph `{graph.name}`: node `{node.name}`{at} {rule}.")

@@ -1,8 +1,9 @@
-"""Captured graphs as symbolic ones: what `symbolic_trace` makes of a captured module.
+"""The conversion of captured graphs to symbolic ones, for `symbolic_trace`.
 
 A node calls an operation (`operation(op)`); sizes among its params are values of nodes.
-The bodies of an operator are modules among the attributes, which take all inputs of
-their graphs. The arguments are checked by the first call, and results made by the last.
+The bodies of an operator are modules among the attributes, whose parameters are all
+inputs of the bodies' graphs. The first call checks the arguments, and the last makes
+the results.
 """
 
 import re
@@ -31,40 +32,40 @@ from hopflow.symbolic.size import Symbol, SymInt, free_symbols
 
 
 def as_symbolic(tool: str, module: Any) -> GraphModule:
-    """The module that `tool` was given as one of `fx`.
+    """Return the argument of `tool` as a module of `fx`.
 
     Raises:
-        ArgumentTypeError: it is neither one of `fx` nor a captured one.
+        ArgumentTypeError: it is neither a module of `fx` nor a captured one.
     """
     if isinstance(module, Captured):
         return imported(module)
     require_module(tool, module)
-    found: GraphModule = module
-    return found
+    symbolic: GraphModule = module
+    return symbolic
 
 
 def imported(module: Captured) -> GraphModule:
-    """A module of `fx` that does what a captured module does, and checks as much."""
+    """Return a module of `fx` that computes and checks what a captured module does."""
     name = re.sub(r"\W", "_", module.graph.name)
     graph = Graph(name if name.isidentifier() else "forward")
     args = [graph.placeholder(name) for name in module.argument_names]
     inputs = graph.call_function(Arguments(module), *args)
     importer = _Importer(module.graph, graph, {})
     for i, var in enumerate(module.graph.inputs):
-        with_name = graph.create_node(
+        input_node = graph.create_node(
             "call_function", getitem, (inputs, i), name=var.node.name
         )
-        importer.define(var, with_name)
+        importer.define(var, input_node)
     outputs = importer.nodes()
     graph.output(graph.call_function(Results(module), inputs, outputs))
     return GraphModule(graph)
 
 
 class _Importer:
-    """Writes the nodes of one captured graph into a symbolic one.
+    """Copy the nodes of one captured graph to a symbolic one.
 
-    bodies   what graphs have become that calls share
-    env      var -> the node that it is
+    bodies   id of a graph -> the path and module that it became; calls may share one
+    env      var -> its node
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class _Importer:
             node.meta["symbol"] = var.node.symbol
 
     def nodes(self) -> tuple[Any, ...]:
-        """Write all nodes, and return what stands for the outputs."""
+        """Copy all nodes, and return the outputs."""
         for node in self.captured.nodes:
             if node.op is None:
                 value = self.captured.attributes[node.name]
@@ -103,13 +104,13 @@ class _Importer:
             key: self.param(key, value, bodies) for key, value in node.params.items()
         }
         target = RegionOperation(node) if graphs else operation(node.op)
-        made = self.graph.create_node("call_function", target, args, kwargs)
-        made.line, made.module_path = node.line, node.module_path
+        call = self.graph.create_node("call_function", target, args, kwargs)
+        call.line, call.module_path = node.line, node.module_path
         if len(node.results) == 1:
-            self.define(node.results[0], made)
+            self.define(node.results[0], call)
             return
         for i, var in enumerate(node.results):
-            item = self.graph.call_function(getitem, made, i)
+            item = self.graph.call_function(getitem, call, i)
             item.line, item.module_path = node.line, node.module_path
             self.define(var, item)
 
@@ -135,16 +136,16 @@ class _Importer:
         return value
 
     def size(self, size: SymInt) -> Node:
-        known = self.sizes.get(size.expression)
-        if known is None:
+        node = self.sizes.get(size.expression)
+        if node is None:
             symbols = free_symbols(size)
             values = [self.symbols[s] for s in symbols]
-            known = self.graph.call_function(SizeOf(size, symbols), *values)
-            self.sizes[size.expression] = known
-        return known
+            node = self.graph.call_function(SizeOf(size, symbols), *values)
+            self.sizes[size.expression] = node
+        return node
 
     def body(self, node: CapturedNode, key: str, body: CapturedGraph) -> Node:
-        """The module for a body, as the value of a node."""
+        """Return the node that reads the module of a body."""
         if id(body) not in self.bodies:
             graph = Graph("body")
             importer = _Importer(body, graph, self.bodies)
@@ -163,5 +164,5 @@ class _Importer:
 
 
 def _is_bare(constant: Constant) -> bool:
-    """Whether a number in a source means this constant."""
+    """Whether a literal in the source has the dtype of this constant."""
     return BARE.get(type(constant.value)) is constant.type.dtype

@@ -1,4 +1,4 @@
-"""`Match`: a place of a graph that looks like a pattern."""
+"""`Match`: a part of a graph that matches a pattern."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A place that looks like the pattern.
+    """A part of a graph that matches the pattern.
 
-    anchor   the node whose value is what the pattern returns, or returns last
-    nodes    each node of the pattern -> what it is here; a parameter may be a constant.
-             Of operations: the vars of the pattern's captured graph -> what they are
-    values   the same for the parameters, by name
+    anchor   the last node of the graph that is a result of the pattern
+    nodes    node of the pattern -> node of the graph; a parameter may be a constant. If
+             nodes call operations: var of the pattern's captured graph -> its value
+    values   name of a parameter -> its value
     """
 
     anchor: Any
@@ -21,12 +21,12 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A place of a graph of `fx` that looks like a pattern and may be none to replace.
+class Candidate:
+    """A match in a graph of `fx` whose conditions are not checked yet.
 
     nodes, values   as of a `Match`
-    ends            the nodes whose values the pattern returns
-    inside          the nodes that it is made of
+    ends            the nodes that are results of the pattern
+    inside          all nodes of the match
     """
 
     nodes: Mapping[Any, Any]

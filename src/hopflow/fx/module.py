@@ -1,4 +1,4 @@
-"""`GraphModule`: a graph of `fx` that runs, as the Python source that it prints as."""
+"""`GraphModule`: a graph of `fx` that runs, by the Python source that it prints as."""
 
 import inspect
 from collections.abc import Iterable
@@ -25,10 +25,10 @@ from hopflow.trace.capture import trace
 
 
 class _Program:
-    """A graph as it was when it was compiled.
+    """A compiled graph.
 
-    signature   its parameters have the names that the user gave them
-    renamed     the user's name of a parameter -> that in the source, where they differ
+    signature   with the user's names of the parameters
+    renamed     the user's name of a parameter -> its name in the source, if they differ
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -55,20 +55,27 @@ class _Program:
 
 
 class GraphModule:
-    """A graph as a function. After edits of `graph`, `recompile` makes them count.
+    """A graph as a function. After edits of `graph`, call `recompile`.
 
     It is a pytree of its attributes, so that `hf.grad` and `hf.jit` take it as an
     argument; and it can be traced again.
 
-    graph        what it does
+    graph        the nodes
     attributes   the tensors and modules that the graph refers to, by path
     code         the source that runs
-    program      what was compiled
+    program      the compiled graph
+
+    >>> module = hf.symbolic_trace(lambda x: hf.sin(x))
+    >>> [sin] = module.graph.find_nodes("call_function", hf.sin)
+    >>> sin.target = hf.cos
+    >>> module.recompile()(hf.asarray(0.0))
+    Tensor(1., f32[])
     """
 
     @entry
     def __init__(self, graph: Graph) -> None:
-        """
+        """Compile a graph.
+
         Raises:
             ArgumentTypeError: `graph` is no graph of `fx`.
             GraphError: it breaks a rule of graphs; see `Graph.lint`.
@@ -84,15 +91,15 @@ class GraphModule:
 
     @entry
     def recompile(self) -> "GraphModule":
-        """Let calls do what the graph says now.
+        """Compile the graph again after edits, and return the module.
 
         Raises:
-            ArgumentTypeError: what `on_generate_code` was given returns no lines.
-            GraphError: the graph breaks a rule; see `Graph.lint`. Or its source is no
+            ArgumentTypeError: a function of `on_generate_code` returns no lines.
+            GraphError: the graph breaks a rule (see `Graph.lint`), or its source is no
                 Python.
         """
         self.graph.lint()
-        vars(self).pop("_ties", None)  # the attributes may be others
+        vars(self).pop("_ties", None)  # the attributes may have changed
         self.use(_Program(self.graph))
         return self
 
@@ -100,13 +107,14 @@ class GraphModule:
 
     @entry
     def add_submodule(self, target: str, module: Any) -> bool:
-        """Let nodes call `module` by the path `target`; what was there is replaced.
+        """Add `module` at the path `target`, for nodes to call; replace a module that
+        is there.
 
         Returns:
             False if `target` leads through an attribute that is no module.
 
         Raises:
-            ArgumentTypeError: `module` cannot be called, or `target` is no string.
+            ArgumentTypeError: `module` is not callable, or `target` is no string.
         """
         if not isinstance(target, str) or not callable(module):
             raise ArgumentTypeError(
@@ -114,80 +122,81 @@ class GraphModule:
                 f"`{type(target).__name__}` and `{type(module).__name__}`."
             )
         parts = target.split(".")
-        above = (".".join(parts[:i]) for i in range(1, len(parts)))
-        if any(not callable(self.attributes.get(path, callable)) for path in above):
+        parents = (".".join(parts[:i]) for i in range(1, len(parts)))
+        if any(not callable(self.attributes.get(path, callable)) for path in parents):
             return False
-        for attributes in self._held():
+        for attributes in self._attribute_dicts():
             attributes[target] = module
         return True
 
     def delete_submodule(self, target: str) -> bool:
-        """Take out the module at the path `target`, and what lies within.
+        """Remove the module at the path `target`, and all attributes below it.
 
-        Nodes that refer to it must go too, before `recompile`.
+        Remove the nodes that refer to it too, before `recompile`.
 
         Returns:
             False if there is no module.
         """
         if not callable(self.attributes.get(target)):
             return False
-        for attributes in self._held():
+        for attributes in self._attribute_dicts():
             for path in list(attributes):
                 if path == target or path.startswith(f"{target}."):
                     del attributes[path]
         return True
 
     def delete_all_unused_submodules(self) -> None:
-        """Take out the modules that no node refers to, nor to what lies within."""
-        named = {n.target for n in self.graph.nodes if n.kind in _REFERENCES}
+        """Remove the modules that no node refers to, nor to an attribute below them."""
+        referenced = {n.target for n in self.graph.nodes if n.kind in _REFERENCES}
         for path, value in list(self.attributes.items()):
-            used = any(n == path or n.startswith(f"{path}.") for n in named)
-            inside = any(path.startswith(f"{n}.") for n in named)
+            used = any(n == path or n.startswith(f"{path}.") for n in referenced)
+            inside = any(path.startswith(f"{n}.") for n in referenced)
             if callable(value) and not used and not inside:
                 self.delete_submodule(path)
 
-    def _held(self) -> list[dict[str, Any]]:
-        """The attributes, of the module and of its graph: one dict, or two."""
+    def _attribute_dicts(self) -> list[dict[str, Any]]:
+        """Return the attributes of the module and of its graph: one dict, or two."""
         vars(self).pop("_ties", None)
-        own, shared = self.attributes, self.graph.attributes
-        return [own] if own is shared else [own, shared]
+        attributes, shared = self.attributes, self.graph.attributes
+        return [attributes] if attributes is shared else [attributes, shared]
 
     def use(self, program: _Program) -> None:
-        """Let calls run `program`."""
+        """Set the program that calls run."""
         self.program = program
         self.graph, self.code = program.graph, program.code
         self.__name__ = program.graph.name
         self.__signature__ = program.signature
 
     @entry
-    @speaks_for_user  # who passes other arguments than the graph has
+    @speaks_for_user  # a wrong number of arguments is an error of the user
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the graph returns for these arguments."""
+        """Return the result of the graph for these arguments."""
         if kwargs and (renamed := self.program.renamed):
             kwargs = {renamed.get(name, name): value for name, value in kwargs.items()}
         return self.program.function(self, *args, **kwargs)
 
-    def __reduce__(self) -> Any:  # what was compiled is compiled anew
+    def __reduce__(self) -> Any:  # the program is compiled again
         return _restored, (type(self), self.graph, self.attributes)
 
     @entry
     def propagate(self, *args: Any) -> Captured:
-        """The captured graph of this one for arguments of these types.
+        """Return the captured graph of this module for arguments of these types.
 
-        Its nodes keep the user's lines and the paths of the modules.
+        Its nodes have the user's lines and the paths of the modules.
 
         Args:
-            args: Tensors, types (`hf.spec("f32[3]")`) in their place, constants.
+            args: Tensors, types in place of tensors (`hf.spec("f32[3]")`), or
+                constants.
 
         Raises:
-            HopflowError: an operation does not fit its types; a note names the node.
+            HopflowError: an operation does not accept its types; a note names the node.
         """
 
         def run(*args: Any) -> Any:
             return Runner(self).run(*args)
 
         run.__name__ = self.__name__
-        run.__wrapped__ = self  # type: ignore[attr-defined]  # which has the attributes
+        run.__wrapped__ = self  # type: ignore[attr-defined]  # it has the attributes
         run.__signature__ = self.__signature__  # type: ignore[attr-defined]
         return trace(run, *args, mode="fake", captures=True)
 
@@ -195,22 +204,21 @@ class GraphModule:
     def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
         """Write the module as a Python package that can be edited by hand.
 
-        Functions that operators run are written as classes too, as `open_bodies` has
-        them.
+        The bodies of operators are written as classes too; see `open_bodies`.
 
             module.to_folder("layer")
             from layer import FxModule  # FxModule()(x) is module(x)
 
         Args:
-            folder: Is made if it is not there. Gets the source (`module.py`), the
+            folder: Is created if necessary. It gets the source (`module.py`), the
                 tensors (`attributes.npz`) and an `__init__.py`.
             module_name: Of the class in `module.py`.
 
         Raises:
             ArgumentTypeError: `folder` is no path.
-            ArgumentValueError: no class can have this name; the graph refers to a
-                function that no module has by name and that cannot be traced by itself;
-                or an attribute is neither a tensor nor a body.
+            ArgumentValueError: `module_name` is no name for a class; the graph refers
+                to a function that cannot be imported by name or traced by itself; or an
+                attribute is neither a tensor nor a body.
         """
         if not isinstance(folder, str | PathLike):
             raise ArgumentTypeError(
@@ -219,7 +227,7 @@ class GraphModule:
         write_folder(Path(folder), module_name, self)
 
     def print_readable(self, print_output: bool = True) -> str:
-        """The source, printed if `print_output`."""
+        """Return the source, and print it if `print_output`."""
         if print_output:
             print(self.code)
         return self.code
@@ -232,28 +240,32 @@ class GraphModule:
 
 
 def owning(module: GraphModule) -> GraphModule:
-    """The module, or a copy of it whose graph has its attributes.
+    """Return the module, or a copy of it whose graph has the attributes of the module.
 
-    A module that a tree was put together to (by an optimiser) has attributes of its own
-    and shares its graph with the one that was taken apart.
+    A module that was unflattened (by an optimiser) has new attributes, and shares its
+    graph with the module that was flattened.
     """
     if module.attributes is module.graph.attributes:
         return module
     graph = Graph(module.graph.name)
-    known: dict[Node, Any] = {}
+    copies: dict[Node, Any] = {}
     for node in module.graph.nodes:
-        known[node] = graph.node_copy(node, known.__getitem__)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.attributes = dict(module.attributes)
     return GraphModule(graph)
 
 
 def require_module(tool: str, value: object) -> None:
-    """Raises: ArgumentTypeError: what `tool` was given is no module of `fx`."""
+    """Check the argument of a tool.
+
+    Raises:
+        ArgumentTypeError: it is no module of `fx`.
+    """
     if not isinstance(value, GraphModule):
         kind = type(value).__name__
-        found = f"a captured `{kind}`" if isinstance(value, Captured) else f"`{kind}`"
+        text = f"a captured `{kind}`" if isinstance(value, Captured) else f"`{kind}`"
         raise ArgumentTypeError(
-            f"{tool}: expected a `hf.fx.GraphModule`, and found {found}. Make one with "
+            f"{tool}: expected a `hf.fx.GraphModule`, and found {text}. Make one with "
             "`hf.symbolic_trace`."
         )
 
@@ -270,29 +282,29 @@ def _restored(
 
 
 def _parameter_names(graph: Graph) -> dict[str, str]:
-    """The user's names of parameters, by those in the source.
+    """Return the user's name for each parameter of the source.
 
-    A name that the source needs for something else (`sum`, `hf`) is another one there.
+    The source renames a parameter whose name it needs otherwise (`sum`, `hf`).
     """
     taken = {node.name for node in graph.placeholders}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in graph.placeholders:
         name = node.target.lstrip("*")
         if name in taken or not name.isidentifier() or iskeyword(name):
             name = node.name
         taken.add(name)
-        found[node.name] = name
-    return found
+        names[node.name] = name
+    return names
 
 
 def _annotations(graph: Graph) -> dict[str, Any]:
-    found = {n.name: n.type for n in graph.placeholders if n.type is not None}
+    annotations = {n.name: n.type for n in graph.placeholders if n.type is not None}
     if (returns := graph.output_node().type) is not None:
-        found["return"] = returns
-    return found
+        annotations["return"] = returns
+    return annotations
 
 
-# Of what is compiled, not of the graph: a tree does not know of edits.
+# A tree holds the compiled program: edits of the graph do not change it.
 _Structure: TypeAlias = tuple[_Program, tuple[str, ...], pytree.Ties | None]
 
 

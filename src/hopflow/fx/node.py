@@ -1,5 +1,5 @@
-"""`Node`: one call of a function that was traced before any type is known; and the list
-of nodes that a graph is."""
+"""`Node`: a call that is traced before any type is known; and `NodeList`, the
+sequence of nodes of a graph."""
 
 import builtins
 import inspect
@@ -19,7 +19,7 @@ from hopflow.ops.opdef import OpDef
 from hopflow.trace.source import name_of, source_text
 
 CodeTransform: TypeAlias = Callable[[list[str]], list[str]]
-"""The lines of a function's body -> the lines that it shall have."""
+"""The lines of a function's body -> the lines that replace them."""
 Kind: TypeAlias = Literal[
     "placeholder",
     "get_attr",
@@ -29,10 +29,16 @@ Kind: TypeAlias = Literal[
     "output",
 ]
 KINDS: Final = get_args(Kind)
-SCOPE: Final = ("self", "hf", "np", "op", "operator")  # names that every source may use
+SCOPE: Final = (
+    "self",
+    "hf",
+    "np",
+    "op",
+    "operator",
+)  # names that the source of any graph may use
 _RESERVED: Final = frozenset([*dir(builtins), *SCOPE])
 
-# Operators of Python's that write to their first argument.
+# Python operators that write to their first argument.
 IN_PLACE: Final[Mapping[str, Callable[..., Any]]] = {
     name: getattr(operator, name)
     for name in (
@@ -41,19 +47,20 @@ IN_PLACE: Final[Mapping[str, Callable[..., Any]]] = {
     ).split()
 }
 _WRITES: Final = frozenset([operator.setitem, *IN_PLACE.values()])
-# Functions of hopflow's that are called for what they do.
+# Functions of hopflow that are called for their effects.
 _EFFECTS: Final = ("callback", "check", "check_is_size", "interrupt", "print_")
 
 
 def map_nodes(value: Any, f: Callable[["Node"], Any]) -> Any:
-    """`value` with `f` applied to each node in it, in containers and slices too."""
+    """Return `value` with `f` applied to each node in it, also in containers and
+    slices."""
     if isinstance(value, Node):
         return f(value)
     return map_items(value, lambda item: map_nodes(item, f))
 
 
 def map_items(value: Any, f: Callable[[Any], Any]) -> Any:
-    """A container that may stand in arguments with `f` applied to each item."""
+    """Return a container that may be an argument, with `f` applied to each item."""
     kind = type(value)
     if kind in (tuple, list):
         return kind([f(v) for v in value])
@@ -67,25 +74,25 @@ def map_items(value: Any, f: Callable[[Any], Any]) -> Any:
 
 
 def nodes_in(value: Any) -> "list[Node]":
-    """The nodes in an argument, each once, in order."""
-    found: dict[Node, None] = {}
-    map_nodes(value, lambda node: found.setdefault(node))
-    return list(found)
+    """Return the nodes in an argument, each once, in order."""
+    nodes: dict[Node, None] = {}
+    map_nodes(value, lambda node: nodes.setdefault(node))
+    return list(nodes)
 
 
 class Node:
-    """One line of a graph, and its value.
+    """A step of a graph, and its value.
 
     kind         placeholder | get_attr | call_function | call_method | call_module |
                  output
-    target       what is called: a function, the name of a method, the path of a module;
-                 of a placeholder the parameter (`x`, `*args`), of an attribute its path
+    target       a function, the name of a method, or the path of a module; of a
+                 placeholder the parameter (`x`, `*args`), of an attribute its path
     args, kwargs   Python data with nodes in it; of a placeholder (its default,) or ();
-                 of an output (what is returned,)
+                 of an output (the result,)
     name         unique in the graph; a variable of its source
     type         the user's annotation, or None
     users        the nodes that read this one
-    line         where in the user's code it came from; its `stack` has the callers
+    line         the line of the user's code that it comes from, with its callers
     module_path  the module that it is in, with its class: "encoder.layers.0:Linear"
     meta         notes of passes
     """
@@ -130,15 +137,15 @@ class Node:
     def __repr__(self) -> str:
         return self.name
 
-    def __reduce__(self) -> Any:  # a copy is of the graph's copy
+    def __reduce__(self) -> Any:  # a copy belongs to the copy of the graph
         return _node_at, (self.graph, self.graph.index(self))
 
     @property
     def target_name(self) -> str:
-        """The name of what is called or referred to."""
+        """The name of the target, as text."""
         return self.target if isinstance(self.target, str) else name_of(self.target)
 
-    # --- what it reads ---
+    # --- arguments ---
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -157,7 +164,8 @@ class Node:
         self._read(self._args, kwargs)
 
     def _read(self, args: Any, kwargs: Any) -> None:
-        """
+        """Set the arguments, and update the users of the nodes in them.
+
         Raises:
             ArgumentTypeError: the arguments are no tuple and mapping.
         """
@@ -181,7 +189,7 @@ class Node:
     # --- edits ---
 
     def replace_input_with(self, old: "Node", new: Any) -> None:
-        """Read `new` wherever this node reads `old`."""
+        """Replace `old` by `new` in the arguments of this node."""
         args, kwargs = map_nodes(
             (self._args, self._kwargs), lambda node: new if node is old else node
         )
@@ -193,7 +201,7 @@ class Node:
         """Let the users of this node read `new` instead: a node, or a constant.
 
         Args:
-            keep: Which users go on reading this node.
+            keep: Whether a user goes on reading this node.
 
         Returns:
             The users that were changed.
@@ -204,7 +212,7 @@ class Node:
         return changed
 
     def insert_arg(self, index: int, arg: Any) -> None:
-        """Put `arg` before the positional argument at `index`.
+        """Insert `arg` before the positional argument at `index`.
 
         Raises:
             GraphError: there are fewer arguments.
@@ -213,7 +221,7 @@ class Node:
         self.args = (*self._args[:index], arg, *self._args[index:])
 
     def update_arg(self, index: int, arg: Any) -> None:
-        """Let `arg` be the positional argument at `index`.
+        """Replace the positional argument at `index` by `arg`.
 
         Raises:
             GraphError: there is no such argument.
@@ -222,7 +230,7 @@ class Node:
         self.args = (*self._args[:index], arg, *self._args[index + 1 :])
 
     def update_kwarg(self, name: str, arg: Any) -> None:
-        """Let `arg` be the argument called `name`."""
+        """Set the keyword argument `name` to `arg`."""
         self.kwargs = {**self._kwargs, name: arg}
 
     def _check_position(self, index: int, count: int) -> None:
@@ -235,27 +243,29 @@ class Node:
     def normalized_arguments(
         self, root: Any = None, *, normalize_to_only_use_kwargs: bool = False
     ) -> "Arguments | None":
-        """The arguments as the signature of what is called has them, with its defaults.
+        """Return the arguments bound to the signature of the target, with its defaults.
 
         Args:
-            root: Whose `attributes` have the modules; by default the graph.
-            normalize_to_only_use_kwargs: Whether all are given by name.
+            root: The module or graph whose `attributes` have the modules; by default
+                this graph.
+            normalize_to_only_use_kwargs: Whether to pass all arguments by name.
 
         Returns:
-            None of what is no call of a function or module, or has no signature.
+            The arguments; None if the node calls no function or module, or there is no
+            signature.
 
         Raises:
-            GraphError: what is called does not take these arguments.
+            GraphError: the target does not take these arguments.
         """
         if self.kind == "call_function":
-            called = self.target
+            function = self.target
         elif self.kind == "call_module":
             module = (self.graph if root is None else root).attributes[self.target]
-            called = getattr(module, "forward", module)
+            function = getattr(module, "forward", module)
         else:
             return None
         try:
-            signature = inspect.signature(called)
+            signature = inspect.signature(function)
         except (TypeError, ValueError):  # of a function written in C
             return None
         try:
@@ -266,7 +276,7 @@ class Node:
             ) from None
         bound.apply_defaults()
         kinds = [p.kind for p in signature.parameters.values()]
-        by_name = not {inspect.Parameter.POSITIONAL_ONLY, _SEVERAL} & set(kinds)
+        by_name = not {inspect.Parameter.POSITIONAL_ONLY, _VARARGS} & set(kinds)
         if not (normalize_to_only_use_kwargs and by_name):
             return Arguments(bound.args, bound.kwargs)
         names = signature.parameters
@@ -275,30 +285,35 @@ class Node:
         )
         return Arguments((), {**dict(pairs), **bound.kwargs})
 
-    # --- where it is ---
+    # --- position ---
 
     @property
     def next(self) -> "Node | None":
-        """The node behind this one, if there is one."""
+        """The node after this one, or None."""
         following = self.graph.nodes[self.graph.index(self) + 1 :]
         return following[0] if following else None
 
     @property
     def prev(self) -> "Node | None":
-        """The node before this one, if there is one."""
-        at = self.graph.index(self)
-        return self.graph.nodes[at - 1] if at else None
+        """The node before this one, or None."""
+        index = self.graph.index(self)
+        return self.graph.nodes[index - 1] if index else None
 
     @property
     def stack_trace(self) -> str | None:
-        """The user's line that the node is of and its callers within the traced
-        function, the outermost first, as a traceback shows them."""
-        return None if self.line is None else "".join(map(_entry, self.line.stack))
+        """The user's line of the node after its callers within the traced function,
+        in the format of a traceback."""
+        return (
+            None
+            if self.line is None
+            else "".join(map(_traceback_entry, self.line.stack))
+        )
 
     def format_node(self) -> str:
-        """The node as one line: `%y : [num_users=1] = call_function[target=sin](...)`.
+        """Return the node as one line: `%y : [num_users=1] =
+        call_function[target=sin](...)`.
 
-        An output is shown as what it returns.
+        An output is shown as `return %y`.
         """
         if self.kind == "output":
             return f"return {_shown(self._args[0])}"
@@ -312,20 +327,19 @@ class Node:
         return f"{head}(args = {_shown(self._args)}, kwargs = {{{kwargs}}})"
 
     def prepend(self, node: "Node") -> None:
-        """Move `node` of the same graph to right before this one."""
+        """Move `node`, of the same graph, right before this one."""
         self.graph.move(node, self.graph.index(self))
 
     def append(self, node: "Node") -> None:
-        """Move `node` of the same graph to right after this one."""
+        """Move `node`, of the same graph, right after this one."""
         self.graph.move(node, self.graph.index(self) + 1)
 
-    # --- what it does besides ---
+    # --- effects ---
 
     def is_impure(self) -> bool:
-        """Whether the node may do more than to compute its value.
+        """Whether the node may have effects besides computing its value.
 
-        What a user's function does nobody knows, nor what an operator does whose body
-        is one.
+        A call of a user's function may, and so may an operator whose body is one.
         """
         match self.kind:
             case "placeholder" | "output":
@@ -338,12 +352,13 @@ class Node:
 
 
 class NodeList:
-    """Nodes in order of execution, and the edits that keep them whole.
+    """Nodes in order of execution, and edits that keep the order valid.
 
-    New nodes stand at the end, or where `inserting_before` or `inserting_after` says.
+    New nodes are added at the end, or where `inserting_before` or `inserting_after`
+    says.
 
-    name         of the function that the graph is
-    attributes   the tensors and modules that nodes refer to, by their path
+    name         of the function that the graph represents
+    attributes   the tensors and modules that nodes refer to, by path
     """
 
     def __init__(self, name: str) -> None:
@@ -351,12 +366,12 @@ class NodeList:
         self.attributes: dict[str, Any] = {}
         self._nodes: list[Node] = []
         self._names: set[str] = set()
-        self._before: Node | None = None  # where new nodes go; None: at the end
+        self._insert_before: Node | None = None  # None: at the end
         self._transform_code: CodeTransform | None = None
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes as they are now: edits do not disturb a loop over them."""
+        """A snapshot of the nodes, which may be edited while iterating over it."""
         return tuple(self._nodes)
 
     @property
@@ -364,7 +379,7 @@ class NodeList:
         return [node for node in self._nodes if node.kind == "placeholder"]
 
     def output_node(self) -> Node:
-        """The node that returns.
+        """Return the output node.
 
         Raises:
             GraphError: there is none yet.
@@ -376,7 +391,7 @@ class NodeList:
         )
 
     def index(self, node: Node) -> int:
-        """The position of a node.
+        """Return the position of a node.
 
         Raises:
             ArgumentTypeError: it is no node.
@@ -393,18 +408,19 @@ class NodeList:
         raise GraphError(f"graph `{self.name}` does not have the node `{node.name}`.")
 
     def move(self, node: Node, position: int) -> None:
-        """Let `node` stand before what is at `position` now."""
-        at = self.index(node)
+        """Move `node` before the node that is at `position` now."""
+        index = self.index(node)
         self._nodes.insert(position, node)
-        del self._nodes[at if at < position else at + 1]
+        del self._nodes[index if index < position else index + 1]
 
     @property
     def transform_code(self) -> CodeTransform | None:
-        """What rewrites the lines of the source; see `on_generate_code`."""
+        """The function that rewrites the lines of the source; see
+        `on_generate_code`."""
         return self._transform_code
 
     def find_nodes(self, kind: Kind, target: Any = None) -> list[Node]:
-        """The nodes of a kind, and of a target if one is given."""
+        """Return the nodes of a kind, and of a target if one is given."""
         return [
             node
             for node in self._nodes
@@ -422,11 +438,11 @@ class NodeList:
         name: str | None = None,
         type_: Any = None,
     ) -> Node:
-        """A new node at the point of insertion.
+        """Add a new node at the point of insertion, and return it.
 
         Raises:
             ArgumentTypeError: the arguments are no tuple and mapping, or `name` is no
-                text.
+                string.
             GraphError: there is no such kind.
         """
         if kind not in KINDS:
@@ -438,16 +454,21 @@ class NodeList:
             )
         unique = self._unique(name or _suggestion(target))
         node = Node(self, kind, target, args, kwargs or {}, unique, type_)
-        at = len(self._nodes) if self._before is None else self.index(self._before)
-        self._nodes.insert(at, node)
+        position = (
+            len(self._nodes)
+            if self._insert_before is None
+            else self.index(self._insert_before)
+        )
+        self._nodes.insert(position, node)
         return node
 
     def placeholder(self, name: str, type_: Any = None, *default: Any) -> Node:
-        """A new parameter, with its default if one is given."""
+        """Add a new parameter, with its default if one is given."""
         return self.create_node("placeholder", name, default, type_=type_)
 
     def get_attr(self, path: str, value: Any = None) -> Node:
-        """A read of the attribute at `path`, which becomes `value` if that is given."""
+        """Add a read of the attribute at `path`; set the attribute if `value` is
+        given."""
         if value is not None:
             self.attributes[path] = value
         return self.create_node("get_attr", path)
@@ -455,25 +476,26 @@ class NodeList:
     def call_function(
         self, f: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Node:
-        """A call `f(*args, **kwargs)`."""
+        """Add a call `f(*args, **kwargs)`."""
         return self.create_node("call_function", f, args, kwargs)
 
     def call_method(self, method: str, /, *args: Any, **kwargs: Any) -> Node:
-        """A call of a method of `args[0]`."""
+        """Add a call of a method of `args[0]`."""
         return self.create_node("call_method", method, args, kwargs)
 
     def call_module(self, path: str, /, *args: Any, **kwargs: Any) -> Node:
-        """A call of the module that is the attribute at `path`."""
+        """Add a call of the module that is the attribute at `path`."""
         return self.create_node("call_module", path, args, kwargs)
 
     def output(self, value: Any, type_: Any = None) -> Node:
-        """What the graph returns: Python data with nodes in it."""
+        """Add the output: Python data with nodes in it."""
         return self.create_node("output", "output", (value,), type_=type_)
 
     def node_copy(
         self, node: Node, f: Callable[[Node], Any] = lambda node: node
     ) -> Node:
-        """A copy of a node (of any graph), which reads `f` of what that one reads."""
+        """Add a copy of a node (of any graph), with `f` applied to the nodes that it
+        reads."""
         args, kwargs = map_nodes((node.args, node.kwargs), f)
         copy = self.create_node(
             node.kind, node.target, args, kwargs, node.name, node.type
@@ -485,7 +507,7 @@ class NodeList:
         return copy
 
     def _adopt(self, node: Node, value: Any) -> None:
-        """Let `node` refer to `value`, under another path if its own is taken."""
+        """Let `node` refer to `value`, at another path if its path is taken."""
         path, number = node.target, 1
         while self.attributes.get(path, value) is not value:
             path, number = f"{node.target}_{number}", number + 1
@@ -493,10 +515,10 @@ class NodeList:
         self.attributes[path] = value
 
     def graph_copy(self, other: "NodeList", known: dict[Node, Any]) -> Any:
-        """Copy the nodes of another graph to here, and return what it returns.
+        """Copy the nodes of another graph to this one, and return the copy's result.
 
         Args:
-            known: What stands for nodes of `other`; the copies join it.
+            known: Replacements for nodes of `other`; the copies are added to it.
 
         Raises:
             ArgumentTypeError: `other` is no graph, or `known` no dict.
@@ -517,17 +539,17 @@ class NodeList:
         base = re.sub(r"\W", "_", name).strip("_") or "value"
         base = f"_{base}" if base[0].isdigit() else base
         base = f"{base}_" if iskeyword(base) else base
-        # What the source refers to by names of Python's is not hidden by a node's.
-        found, number = f"{base}_1" if base in _RESERVED else base, 1
-        while found in self._names:
-            found, number = f"{base}_{number}", number + 1
-        self._names.add(found)
-        return found
+        # A node must not hide a builtin that the source may use.
+        candidate, number = f"{base}_1" if base in _RESERVED else base, 1
+        while candidate in self._names:
+            candidate, number = f"{base}_{number}", number + 1
+        self._names.add(candidate)
+        return candidate
 
-    # --- where new nodes go ---
+    # --- the point of insertion ---
 
     def inserting_before(self, node: Node) -> AbstractContextManager[None]:
-        """Within the block new nodes stand right before `node`, in order.
+        """Within the block, new nodes are inserted right before `node`, in order.
 
         Raises:
             GraphError: `node` is not in the graph.
@@ -536,7 +558,7 @@ class NodeList:
         return self._inserting(node)
 
     def inserting_after(self, node: Node) -> AbstractContextManager[None]:
-        """Within the block new nodes stand right after `node`, in order.
+        """Within the block, new nodes are inserted right after `node`, in order.
 
         Raises:
             GraphError: `node` is not in the graph, or it is the output, after which
@@ -549,19 +571,19 @@ class NodeList:
 
     @contextmanager
     def _inserting(self, node: Node | None) -> Iterator[None]:
-        before, self._before = self._before, node
+        previous, self._insert_before = self._insert_before, node
         try:
             yield
         finally:
-            self._before = before
+            self._insert_before = previous
 
     # --- edits ---
 
     def erase_node(self, node: Node) -> None:
-        """Take out a node that nothing reads.
+        """Remove a node that no node reads.
 
         Raises:
-            GraphError: something reads it, or it is not in the graph.
+            GraphError: a node reads it, or it is not in the graph.
         """
         index = self.index(node)
         if node.users:
@@ -577,20 +599,23 @@ class NodeList:
     def eliminate_dead_code(
         self, is_impure: Callable[[Node], bool] = Node.is_impure
     ) -> int:
-        """Take out the nodes that nothing reads, and attributes that no node names.
+        """Remove the nodes that no node reads, and the attributes that no node refers
+        to.
 
         Args:
-            is_impure: Which nodes stay all the same.
+            is_impure: Whether a node stays in any case.
 
         Returns:
-            How many nodes were taken out.
+            The number of nodes that were removed.
         """
         count = len(self._nodes)
         for node in reversed(self.nodes):
             if not node.users and not is_impure(node):
                 self.erase_node(node)
-        named = {n.target for n in self._nodes if n.kind in ("get_attr", "call_module")}
-        for path in [path for path in self.attributes if path not in named]:
+        referenced = {
+            n.target for n in self._nodes if n.kind in ("get_attr", "call_module")
+        }
+        for path in [path for path in self.attributes if path not in referenced]:
             del self.attributes[path]
         return count - len(self._nodes)
 
@@ -617,19 +642,19 @@ class Arguments(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def _entry(line: SourceLine) -> str:
-    """A line as an entry of a traceback."""
+def _traceback_entry(line: SourceLine) -> str:
+    """Return a line as an entry of a traceback."""
     where = f", in {line.function}" if line.function else ""
     text = source_text(line)
     code = f"    {text}\n" if text else ""
     return f'  File "{line.file}", line {line.line}{where}\n{code}'
 
 
-_SEVERAL: Final = inspect.Parameter.VAR_POSITIONAL
+_VARARGS: Final = inspect.Parameter.VAR_POSITIONAL
 
 
 def _shown(value: Any) -> str:
-    """An argument as `format_node` shows it: nodes as `%name`."""
+    """Return an argument as `format_node` shows it: nodes as `%name`."""
     if isinstance(value, Node):
         return f"%{value.name}"
     if type(value) in (tuple, list):
@@ -661,26 +686,26 @@ def _is_pure(target: Any) -> bool:
 
 
 def _holds_function(node: Node) -> bool:
-    found: list[Any] = []
+    functions: list[Any] = []
 
     def visit(value: Any) -> Any:
         if isinstance(value, Node):
-            made = getattr(value.target, "makes_function", False)
+            makes_function = getattr(value.target, "makes_function", False)
             is_body = value.kind == "get_attr"
             body = value.graph.attributes.get(value.target) if is_body else None
-            holds = made or callable(body)
+            is_function = makes_function or callable(body)
         else:
-            holds = callable(value) and not isinstance(value, type)
-        if holds:
-            found.append(value)
+            is_function = callable(value) and not isinstance(value, type)
+        if is_function:
+            functions.append(value)
         return map_items(value, visit)
 
     visit((node.args, node.kwargs))
-    return bool(found)
+    return bool(functions)
 
 
 def _suggestion(target: Any) -> str:
-    """A name for the value of a new node."""
+    """Return a name for the value of a new node."""
     if isinstance(target, str):
         return target
     return getattr(target, "__name__", type(target).__name__)

@@ -1,4 +1,4 @@
-"""`open_bodies`: the functions that operators run, as modules that can be rewritten."""
+"""`open_bodies`: convert the functions that operators run to modules, for rewriting."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,14 +20,16 @@ from hopflow.tracebacks import is_own_file
 
 @entry
 def open_bodies(module: GraphModule) -> GraphModule:
-    """A copy of `module` in which the bodies of operators are modules, at any depth.
+    """Return a copy of `module` in which the bodies of operators are modules, at any
+    depth.
 
         module = hf.symbolic_trace(lambda xs: hf.map(lambda x: hf.sin(x), xs))
         module = hf.fx.open_bodies(module)
 
-    A function that is given to a function of hopflow's becomes `partial(body, *read)`:
-    `body` is an attribute, traced symbolically, and takes what the function reads from
-    outside before its own parameters. One that asks proxies for values stays as it is.
+    A function passed to a function of hopflow becomes `partial(body, *captured)`:
+    `body` is an attribute, traced symbolically, whose first parameters are the values
+    that the function closes over. A function that needs the value of a proxy stays as
+    it is.
 
     Raises:
         ArgumentTypeError: `module` is no module of `fx`.
@@ -35,9 +37,9 @@ def open_bodies(module: GraphModule) -> GraphModule:
     require_module("open_bodies", module)
     module = owning(module)
     graph = Graph(module.graph.name)
-    known: dict[Node, Any] = {}
+    copies: dict[Node, Any] = {}
     for node in module.graph.nodes:
-        copy = known[node] = graph.node_copy(node, known.__getitem__)
+        copy = copies[node] = graph.node_copy(node, copies.__getitem__)
         if node.kind == "get_attr" and (body := _body_at(node)) is not None:
             graph.attributes[copy.target] = open_bodies(body)
         if node.kind == "call_function":
@@ -54,14 +56,14 @@ folder_slots.opened = open_bodies
 
 
 def bodies_of(module: GraphModule) -> list[GraphModule]:
-    """The bodies of the operators of a module, those of bodies too."""
-    found: dict[int, GraphModule] = {}
+    """Return the bodies of the operators of a module, and the bodies within these."""
+    bodies: dict[int, GraphModule] = {}
     for node in module.graph.find_nodes("get_attr"):
         body = _body_at(node)
-        if body is not None and id(body) not in found:
-            found[id(body)] = body
-            found.update((id(inner), inner) for inner in bodies_of(body))
-    return list(found.values())
+        if body is not None and id(body) not in bodies:
+            bodies[id(body)] = body
+            bodies.update((id(inner), inner) for inner in bodies_of(body))
+    return list(bodies.values())
 
 
 def _body_at(node: Node) -> GraphModule | None:
@@ -70,7 +72,7 @@ def _body_at(node: Node) -> GraphModule | None:
 
 
 def is_users_function(value: Any) -> bool:
-    """Whether a value is a function of the user's, which an operator may run."""
+    """Whether a value is a function of the user, which an operator may run."""
     code = getattr(value, "__code__", None)
     is_function = isinstance(value, FunctionType | MethodType | partial)
     return is_function and (code is None or not is_own_file(code.co_filename))
@@ -82,23 +84,23 @@ def map_bodies(
     kwargs: Mapping[str, Any],
     f: Callable[[Any], Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with `f` of each that may hold bodies of operators.
+    """Return the arguments of a call, with `f` applied to those that may hold bodies.
 
-    A function that runs as Python, whenever the program does, is none.
+    The function of a callback is no body: it runs as Python code at run time.
     """
-    if not _is_ours(target) or getattr(target, "__name__", "") == "callback":
+    if not _is_builtin(target) or getattr(target, "__name__", "") == "callback":
         return args, dict(kwargs)
     named = {k: v if k == "progress" else f(v) for k, v in kwargs.items()}
     return tuple(map(f, args)), named
 
 
-def _is_ours(target: Any) -> bool:
+def _is_builtin(target: Any) -> bool:
     home = getattr(target, "__module__", "") or type(target).__module__
     return home.split(".")[0] == "hopflow" and not isinstance(target, Maker)
 
 
 class _Opener:
-    """Opens the functions among the arguments of one node."""
+    """Open the functions among the arguments of one node."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node = graph, node
@@ -113,29 +115,29 @@ class _Opener:
         return map_items(value, self.of)
 
     def opened(
-        self, value: Any, make: Callable[..., Any], read: tuple[Any, ...]
+        self, value: Any, make: Callable[..., Any], captured: tuple[Any, ...]
     ) -> Any:
         name = name_of(make if isinstance(value, Node) else value)
-        body = traced(make, len(read), name.removeprefix("make_"))
+        body = traced(make, len(captured), name.removeprefix("make_"))
         if body is None:
             return value
         path, number = body.graph.name, 1
         while path in self.graph.attributes:
             path, number = f"{body.graph.name}_{number}", number + 1
-        made = self.graph.get_attr(path, open_bodies(body))
-        name = f"{made.name}_with" if read else f"{made.name}_alone"
+        body_node = self.graph.get_attr(path, open_bodies(body))
+        name = f"{body_node.name}_with" if captured else f"{body_node.name}_alone"
         function = self.graph.create_node(
-            "call_function", partial, (made, *read), name=name
+            "call_function", partial, (body_node, *captured), name=name
         )
-        made.line = function.line = self.node.line
+        body_node.line = function.line = self.node.line
         return function
 
 
 def traced(make: Callable[..., Any], count: int, name: str) -> GraphModule | None:
-    """The module of the function that `make` makes of `count` values, which are its
-    first parameters; None: it asks proxies for values."""
+    """Return the module of the function that `make` returns for `count` values,
+    which are its first parameters; None if it needs the value of a proxy."""
     base = name if name.isidentifier() and not iskeyword(name) else "body"
     try:
-        return Tracer().trace_made(make, count, base)
+        return Tracer().trace_factory(make, count, base)
     except (TraceError, ArgumentTypeError):
         return None

@@ -1,9 +1,9 @@
-"""Patterns where a module of `fx` calls operations, as one of a captured module does.
+"""Patterns in modules of `fx` whose nodes call operations, as those of captured
+modules.
 
-A pattern calls what users call, `hf.sum(x)`, and such a module `op.reduce_sum(x,
-axes=(0,))`. So a pattern is traced for the types that the nodes have, as it is for
-captured graphs. The bodies of operators are not compared: their graphs may have been
-edited since.
+A pattern calls functions of users, `hf.sum(x)`, and such a module calls operations,
+`op.reduce_sum(x, axes=(0,))`. So the pattern is traced for the types of the nodes, as
+for captured graphs. Calls with bodies never match: these may have been edited.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +11,11 @@ from operator import getitem
 from typing import Any
 
 from hopflow.fx.graph import Graph
-from hopflow.fx.match import Found
+from hopflow.fx.match import Candidate
 from hopflow.fx.node import Node
 from hopflow.fx.operations import Operation, RegionOperation, SizeOf, type_of
 from hopflow.fx.typed_patterns import (
-    Shadows,
+    Renaming,
     TypedPattern,
     kind_of_call,
     parameters_of,
@@ -42,86 +42,93 @@ class OperationPatterns:
             if (symbol := node.meta.get("symbol")) is not None:
                 symbols[symbol] = None
         self.graph = graph
-        self.shadows = Shadows(symbols)
+        self.renaming = Renaming(symbols)
         self.names: Sequence[str] = ()
         self.patterns: list[TypedPattern] = []
-        known = [
-            (node.target.op, [self.shadows.type(t) for t in row if t is not None])
+        calls = [
+            (node.target.op, [self.renaming.type(t) for t in row if t is not None])
             for node, row in rows
             if None not in row
         ]
-        if known:
+        if calls:
             self.names = parameters_of("pattern", pattern)
-            present = {kind_of_call(op, types) for op, types in known}
-            types = [type_ for _, row in known for type_ in row]
-            found = typed_patterns(pattern, types, present)
-            self.patterns = [p for p in found if all(map(_is_computed, p.results))]
+            present = {kind_of_call(op, types) for op, types in calls}
+            types = [type_ for _, row in calls for type_ in row]
+            patterns = typed_patterns(pattern, types, present)
+            self.patterns = [p for p in patterns if all(map(_is_computed, p.results))]
 
-    def found_from(self, anchor: Node) -> Iterator[Found]:
-        """The places that look like the pattern, whose first result is at `anchor`."""
+    def candidates_from(self, anchor: Node) -> Iterator[Candidate]:
+        """Yield the matches of the pattern whose first result is `anchor`."""
         for pattern in self.patterns:
-            values: list[dict[Arg, Any]] = [{}]
+            matches: list[dict[Arg, Any]] = [{}]
             for i, result in enumerate(pattern.results):
-                values = [
-                    known
-                    for before in values
-                    for node in self._candidates(anchor, result, i, before)
-                    if self._matches(pattern, result, node, known := dict(before))
+                matches = [
+                    bindings
+                    for partial in matches
+                    for node in self._nodes_for(anchor, result, i, partial)
+                    if self._matches(pattern, result, node, bindings := dict(partial))
                 ]
-            yield from (self._found(pattern, known) for known in values)
+            yield from (self._candidate(pattern, bindings) for bindings in matches)
 
-    def _candidates(
-        self, anchor: Node, result: Arg, i: int, known: dict[Arg, Any]
+    def _nodes_for(
+        self, anchor: Node, result: Arg, i: int, bindings: dict[Arg, Any]
     ) -> Sequence[Any]:
         if i == 0:
             return [anchor]
-        return [known[result]] if result in known else self.graph.nodes
+        return [bindings[result]] if result in bindings else self.graph.nodes
 
-    def _found(self, pattern: TypedPattern, known: dict[Arg, Any]) -> Found:
+    def _candidate(self, pattern: TypedPattern, bindings: dict[Arg, Any]) -> Candidate:
         inside: dict[Node, None] = {}
-        for theirs, ours in known.items():
-            if isinstance(theirs, Var) and _is_computed(theirs):
-                made = _made(theirs, ours)
-                inside.update(dict.fromkeys([ours] if made is None else [ours, made]))
-        return Found(
-            nodes=known,
-            values={self.names[i]: known[v] for i, v in pattern.inputs.items()},
-            ends=[known[result] for result in pattern.results],
+        for pattern_arg, value in bindings.items():
+            if isinstance(pattern_arg, Var) and _is_computed(pattern_arg):
+                producer = _producer(pattern_arg, value)
+                inside.update(
+                    dict.fromkeys([value] if producer is None else [value, producer])
+                )
+        return Candidate(
+            nodes=bindings,
+            values={self.names[i]: bindings[v] for i, v in pattern.inputs.items()},
+            ends=[bindings[result] for result in pattern.results],
             inside=inside,
         )
 
     def _matches(
-        self, pattern: TypedPattern, theirs: Arg, ours: Any, known: dict[Arg, Any]
+        self,
+        pattern: TypedPattern,
+        pattern_arg: Arg,
+        value: Any,
+        bindings: dict[Arg, Any],
     ) -> bool:
-        """Whether a value looks like one of the pattern; what is learned joins
-        `known`."""
-        if isinstance(theirs, Constant):
-            constant = _constant(ours)
-            return constant is not None and equal_constants(theirs, constant)
-        if theirs in known:
-            return _is_same(known[theirs], ours)
-        type_ = _type(ours)
-        if type_ is None or not same_type(theirs.type, self.shadows.type(type_)):
+        """Whether a value matches an arg of the pattern; adds to `bindings`."""
+        if isinstance(pattern_arg, Constant):
+            constant = _constant(value)
+            return constant is not None and equal_constants(pattern_arg, constant)
+        if pattern_arg in bindings:
+            return _is_same(bindings[pattern_arg], value)
+        type_ = _type(value)
+        if type_ is None or not same_type(pattern_arg.type, self.renaming.type(type_)):
             return False
-        known[theirs] = ours
-        if theirs in pattern.captures:
-            tensor = pattern.captures[theirs]
-            is_read = isinstance(ours, Node) and ours.kind == "get_attr"
-            return is_read and self.graph.attributes[ours.target] is tensor
-        if theirs.node.op is None:
-            symbol = theirs.node.symbol
+        bindings[pattern_arg] = value
+        if pattern_arg in pattern.captures:
+            tensor = pattern.captures[pattern_arg]
+            is_read = isinstance(value, Node) and value.kind == "get_attr"
+            return is_read and self.graph.attributes[value.target] is tensor
+        if pattern_arg.node.op is None:
+            symbol = pattern_arg.node.symbol
             return symbol is None or (
-                isinstance(ours, Node)
-                and ours.meta.get("symbol") is self.shadows.unshadowed[symbol]
+                isinstance(value, Node)
+                and value.meta.get("symbol") is self.renaming.original[symbol]
             )
-        node, made = theirs.node, _made(theirs, ours)
-        other = None if made is None else _operation(made)
-        if other is None or not equal_nodes(node, other, self.shadows.sizes):
+        pattern_node, producer = pattern_arg.node, _producer(pattern_arg, value)
+        operation = None if producer is None else _operation(producer)
+        if operation is None or not equal_nodes(
+            pattern_node, operation, self.renaming.sizes
+        ):
             return False
-        assert made is not None
-        pairs = zip(node.args, made.args, strict=False)
-        return len(node.args) == len(made.args) and all(
-            self._matches(pattern, a, b, known) for a, b in pairs
+        assert producer is not None
+        pairs = zip(pattern_node.args, producer.args, strict=False)
+        return len(pattern_node.args) == len(producer.args) and all(
+            self._matches(pattern, a, b, bindings) for a, b in pairs
         )
 
 
@@ -130,14 +137,15 @@ def _is_computed(result: Arg) -> bool:
 
 
 def _constant(value: Any) -> Constant | None:
-    """A number among the arguments of an operation, with its type."""
+    """Return a number among the arguments of an operation with its type; None for
+    others."""
     if type(value) in BARE:
         return Constant(value, TensorType(BARE[type(value)]))
     return value if isinstance(value, Constant) else None
 
 
 def _type(value: Any) -> TensorType | None:
-    """The type of an argument of an operation, as far as it is known."""
+    """Return the type of an argument of an operation, or None if it is unknown."""
     if isinstance(value, Node):
         noted = value.meta.get("type")
         return noted if isinstance(noted, TensorType) else None
@@ -152,21 +160,22 @@ def _is_same(before: Any, value: Any) -> bool:
     )
 
 
-def _made(theirs: Var, ours: Any) -> Node | None:
-    """The node that has made a value, if it is the same one of its results."""
-    if not isinstance(ours, Node):
+def _producer(pattern_arg: Var, value: Any) -> Node | None:
+    """Return the node that computes a value, if the value is the same one of its
+    results."""
+    if not isinstance(value, Node):
         return None
-    if len(theirs.node.results) == 1:
-        return ours
-    if ours.target is not getitem or ours.args[1] != theirs.index:
+    if len(pattern_arg.node.results) == 1:
+        return value
+    if value.target is not getitem or value.args[1] != pattern_arg.index:
         return None
-    made = ours.args[0]
-    return made if isinstance(made, Node) else None
+    producer = value.args[0]
+    return producer if isinstance(producer, Node) else None
 
 
 def _operation(node: Node) -> CapturedNode | None:
-    """The operation that a node calls, without what it reads; None: it calls none, or
-    one with bodies."""
+    """Return the operation that a node calls, without args; None if it calls none,
+    or one with bodies."""
     target = node.target
     if not isinstance(target, Operation) or isinstance(target, RegionOperation):
         return None
@@ -175,7 +184,8 @@ def _operation(node: Node) -> CapturedNode | None:
 
 
 def _param(value: Any) -> Any:
-    """A param of an operation, with the sizes that are values of nodes."""
+    """Return a param of an operation, with sizes in place of nodes that compute
+    them."""
     if isinstance(value, tuple):
         return tuple(map(_param, value))
     if isinstance(value, Node) and isinstance(value.target, SizeOf):

@@ -1,4 +1,5 @@
-"""Operations of captured graphs as functions, for nodes of symbolic ones to call."""
+"""The operations of captured graphs as functions, which nodes of symbolic graphs
+call."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -17,10 +18,10 @@ from hopflow.symbolic.size import Size, Symbol, SymInt, substitute
 
 
 class Operation:
-    """An operation as a function of its operands, with its params as keywords.
+    """An operation as a function of its operands, with its params as keyword arguments.
 
     op        the operation's record
-    effects   what it does besides computing
+    effects   its effects besides computing results
     """
 
     def __init__(self, op: Any, effects: frozenset[str] = frozenset()) -> None:
@@ -33,11 +34,11 @@ class Operation:
         return f"<operation {self.name}>"
 
     def __call__(self, *args: Any, **params: Any) -> Any:
-        """The result, or a tuple of as many as there are."""
+        """Return the result, or a tuple of none or several."""
         if (node := recorded(self, args, params)) is not None:
             return node
-        found = self.results([_operand(a) for a in args], params)
-        return found[0] if len(found) == 1 else tuple(found)
+        results = self.results([_operand(a) for a in args], params)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def results(
         self, operands: Sequence[Operand], params: dict[str, Any]
@@ -47,15 +48,16 @@ class Operation:
 
 @cache
 def operation(op: Any) -> Operation:
-    """The function of an operation without bodies: one for each."""
+    """Return the function of an operation without bodies; it is the same for each
+    call."""
     return Operation(op, op.effects)
 
 
 class RegionOperation(Operation):
-    """An operator; its bodies are functions of flat values.
+    """An operator whose bodies are functions of flat values.
 
-    params   those that it was captured with: the bodies have the inputs of these graphs
-    keys     which of them have graphs
+    params   the params of the captured node: the bodies have the inputs of its graphs
+    keys     the params that hold graphs
     """
 
     def __init__(self, node: Node) -> None:
@@ -70,24 +72,25 @@ class RegionOperation(Operation):
         node = Node("call_function", self.op, (), self.params)
         for name, graph in node.graphs.items():
             key, _, position = name.partition("[")
-            given = params[key]
-            bodies[id(graph)] = given[int(position[:-1])] if position else given
-        known = {
+            body = params[key]
+            bodies[id(graph)] = body[int(position[:-1])] if position else body
+        static_params = {
             key: self.params[key] if key in self.keys else value
             for key, value in params.items()
         }
 
         def evaluate(graph: Graph, args: Sequence[Any]) -> Sequence[Any]:
-            found = bodies[id(graph)](*args)
-            return found if isinstance(found, tuple | list) else (found,)
+            outputs = bodies[id(graph)](*args)
+            return outputs if isinstance(outputs, tuple | list) else (outputs,)
 
         if debugging():
-            return run_interpreted(self.op, operands, known, evaluate)
-        return bind_retraced(self.op, operands, known, evaluate)
+            return run_interpreted(self.op, operands, static_params, evaluate)
+        return bind_retraced(self.op, operands, static_params, evaluate)
 
 
 def _operand(arg: Any) -> Operand:
-    """An argument in a source as an operand; numbers have the dtypes of constants."""
+    """Return an argument of a call as an operand; a number has the dtype of a
+    literal."""
     if type(arg) in BARE:
         return Constant(arg, TensorType(BARE[type(arg)]))
     operand: Operand = current().value_of(arg) if isinstance(arg, SymInt) else arg
@@ -106,14 +109,14 @@ class SizeOf:
     def __call__(self, *values: Any) -> Any:
         if (node := recorded(self, values, {})) is not None:
             return node
-        known = dict(zip(self.symbols, map(_as_size, values), strict=True))
-        return substitute(self.size, known)
+        sizes = dict(zip(self.symbols, map(_as_size, values), strict=True))
+        return substitute(self.size, sizes)
 
 
 def type_of(dtype: DType, shape: tuple[Size, ...], weak: bool) -> Any:
-    """A type whose sizes are values of nodes."""
-    found = recorded(type_of, (dtype, shape, weak), {})
-    return TensorType(dtype, shape, weak) if found is None else found
+    """Return a type whose sizes are values of nodes."""
+    node = recorded(type_of, (dtype, shape, weak), {})
+    return TensorType(dtype, shape, weak) if node is None else node
 
 
 def _as_size(value: Any) -> Size:
@@ -122,12 +125,12 @@ def _as_size(value: Any) -> Size:
     if isinstance(value, Constant):
         return int(value.value)
     as_size = getattr(value, "as_size", None)
-    found: Size = as_size() if as_size is not None else int(value)
-    return found
+    size: Size = as_size() if as_size is not None else int(value)
+    return size
 
 
 class Arguments:
-    """Checks the arguments of a captured module, and gives the inputs of its graph."""
+    """Check the arguments of a captured module, and return the inputs of its graph."""
 
     __name__ = "arguments"
     effects = frozenset({"check"})
@@ -141,7 +144,8 @@ class Arguments:
 
 
 class Results:
-    """Gives results of a captured module, and does what else the function did."""
+    """Return the results of a captured module, after the other effects of its
+    function."""
 
     __name__ = "results"
     effects = frozenset({"write"})

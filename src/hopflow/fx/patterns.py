@@ -1,4 +1,5 @@
-"""`replace_pattern`: what looks like one function becomes another."""
+"""`replace_pattern`: replace the parts of a graph that match one function by
+another."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -9,7 +10,7 @@ from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.fx.captured_patterns import replace_in_captured
 from hopflow.fx.graph import Graph
-from hopflow.fx.match import Found, Match
+from hopflow.fx.match import Candidate, Match
 from hopflow.fx.module import GraphModule, owning
 from hopflow.fx.node import Node
 from hopflow.fx.opening import bodies_of, open_bodies
@@ -29,29 +30,40 @@ def replace_pattern(
     *,
     where: Callable[[Match], bool] = lambda _: True,
 ) -> list[Match]:
-    """Replace each part of `module` that computes as `pattern` does.
+    """Replace each part of `module` that matches `pattern` by `replacement`.
 
-    A parameter of the pattern matches any value, and the same one wherever it stands.
-    Calls match calls of the same function with the same constants, written alike. What
-    is inside a match is read by nothing outside of it, and none of its results before
-    the last of them is computed; and nothing with effects, as a write, stands between
-    its nodes. Matches do not overlap; nodes that were put in are not matched again.
-    Where nodes call operations, as those that `symbolic_trace` makes of a captured
-    module, the pattern is traced for their types, as for a captured module itself.
+    A parameter of the pattern matches any value, and equal uses of it match equal
+    values. A call matches a call of the same function with the same constants, written
+    in the same way. No node outside of a match may read a value inside of it, none of
+    its results but the last may be read before the last is computed, and no node with
+    effects, such as a write, may stand between its nodes. Matches do not overlap, and
+    replacements are not matched again. If nodes call operations (in a captured module,
+    or in a module that `symbolic_trace` makes of one), the pattern is traced for the
+    types of these nodes.
 
     Args:
-        module: Is changed, and compiled again.
-        pattern: A function of one result or a tuple of them, traced symbolically.
+        module: Is changed in place, and recompiled.
+        pattern: A function that returns one value or a tuple, traced symbolically.
         replacement: A function of the same parameters, with as many results.
-        where: Which matches are replaced.
+        where: Whether to replace a match.
 
     Returns:
-        What was matched.
+        The matches that were replaced.
 
     Raises:
         ArgumentTypeError: an argument is of another kind.
-        ArgumentValueError: the pattern returns what it does not compute; the parameters
-            or the numbers of results of the two functions differ.
+        ArgumentValueError: the pattern returns a value that it does not compute, or the
+            two functions differ in their parameters or in the number of results.
+
+    >>> module = hf.symbolic_trace(lambda x: hf.exp(x) - 1)
+    >>> matches = hf.fx.replace_pattern(
+    ...     module, lambda x: hf.exp(x) - 1, lambda x: hf.expm1(x)
+    ... )
+    >>> print(module)
+    def forward(self, x):
+        expm1 = hf.expm1(x)  # ...
+        return expm1
+    <BLANKLINE>
     """
     if not isinstance(module, GraphModule | Captured):
         raise ArgumentTypeError(
@@ -67,28 +79,28 @@ def replace_pattern(
     if isinstance(module, Captured):
         return replace_in_captured(module, pattern, replacement, where)
     results, new = _traced(pattern, replacement)
-    own = owning(module)
-    module.graph, module.attributes = own.graph, own.attributes
+    owner = owning(module)
+    module.graph, module.attributes = owner.graph, owner.attributes
     opened = open_bodies(module)
-    found: list[Match] = []
+    matches: list[Match] = []
     for body in bodies_of(opened):
-        found += _replace_all(body.graph, pattern, results, new, where)
+        matches += _replace_all(body.graph, pattern, results, new, where)
         body.recompile()
-    if found:  # else bodies stay the functions that they are
+    if matches:  # without a match bodies stay functions
         module.graph, module.attributes = opened.graph, opened.attributes
-    found += _replace_all(module.graph, pattern, results, new, where)
+    matches += _replace_all(module.graph, pattern, results, new, where)
     module.recompile()
-    return found
+    return matches
 
 
 def _traced(
     pattern: Callable[..., Any], replacement: Callable[..., Any]
 ) -> tuple[list[Node], Graph]:
-    """The nodes that a pattern returns, and the graph of its replacement.
+    """Return the nodes that the pattern returns, and the graph of the replacement.
 
     Raises:
-        ArgumentValueError: the pattern returns what it does not compute; the parameters
-            or the numbers of results of the two functions differ.
+        ArgumentValueError: the pattern returns a value that it does not compute, or the
+            two functions differ in their parameters or in the number of results.
     """
     old, new = symbolic_trace(pattern).graph, symbolic_trace(replacement).graph
     parameters = [[node.target for node in g.placeholders] for g in (old, new)]
@@ -98,23 +110,23 @@ def _traced(
             f"{parameters[0]}, and `{name_of(replacement)}` has {parameters[1]}. Let "
             "both have the same."
         )
-    results, others = _results(old), _results(new)
+    results, new_results = _results(old), _results(new)
     for result in results:
         if not isinstance(result, Node) or result.kind == "placeholder":
             raise ArgumentValueError(
                 f"replace_pattern: `{name_of(pattern)}` must return values that it "
                 f"computes, and returns {result!r}."
             )
-    if not results or len(results) != len(others):
+    if not results or len(results) != len(new_results):
         raise ArgumentValueError(
             f"replace_pattern: `{name_of(pattern)}` has {len(results)} results, and "
-            f"`{name_of(replacement)}` has {len(others)}. Let both have as many."
+            f"`{name_of(replacement)}` has {len(new_results)}. Let both have as many."
         )
     return results, new
 
 
 def _results(graph: Graph) -> list[Any]:
-    """What a function returns: one value, or those of a tuple or list."""
+    """Return the results of a function: one value, or those of a tuple or list."""
     result = graph.output_node().args[0]
     return list(result) if isinstance(result, tuple | list) else [result]
 
@@ -126,86 +138,92 @@ def _replace_all(
     new: Graph,
     where: Callable[[Match], bool],
 ) -> list[Match]:
-    found: list[Match] = []
-    gone: set[Node] = set()
-    made: set[Node] = set()
+    matches: list[Match] = []
+    removed: set[Node] = set()
+    inserted: set[Node] = set()
     of_operations = OperationPatterns(graph, pattern)
     for anchor in graph.nodes:
-        if anchor in gone:
+        if anchor in removed:
             continue
-        places = (_found_from(graph, anchor, results), of_operations.found_from(anchor))
-        for place in chain(*places):
-            last = max(place.ends, key=graph.index)
-            if _leaks(graph, place, last, made):
+        candidates = (
+            _candidates_from(graph, anchor, results),
+            of_operations.candidates_from(anchor),
+        )
+        for candidate in chain(*candidates):
+            last = max(candidate.ends, key=graph.index)
+            if _leaks(graph, candidate, last, inserted):
                 continue
-            match = Match(last, place.nodes, place.values)
+            match = Match(last, candidate.nodes, candidate.values)
             if where(match):
-                found.append(match)
-                before = set(graph.nodes)
-                gone.update(_replace(graph, match, place, new))
-                made.update(set(graph.nodes) - before)
+                matches.append(match)
+                old_nodes = set(graph.nodes)
+                removed.update(_replace(graph, match, candidate, new))
+                inserted.update(set(graph.nodes) - old_nodes)
                 break
-    return found
+    return matches
 
 
-def _found_from(graph: Graph, anchor: Node, results: list[Node]) -> Iterator[Found]:
-    """The ways in which the pattern's results are values of the graph, the first of
-    them that of `anchor`."""
-    nodes: dict[Node, Any] = {}
-    if not _matches(results[0], anchor, nodes):
+def _candidates_from(
+    graph: Graph, anchor: Node, results: list[Node]
+) -> Iterator[Candidate]:
+    """Yield the matches of the pattern whose first result is `anchor`."""
+    first: dict[Node, Any] = {}
+    if not _matches(results[0], anchor, first):
         return
-    found = [nodes]
+    matches = [first]
     for result in results[1:]:
-        tried = [
-            (candidate, dict(known))
-            for known in found
-            for candidate in ([known[result]] if result in known else graph.nodes)
+        attempts = [
+            (candidate, dict(bindings))
+            for bindings in matches
+            for candidate in ([bindings[result]] if result in bindings else graph.nodes)
         ]
-        found = [known for node, known in tried if _matches(result, node, known)]
-    for known in found:
-        values = {p.target: v for p, v in known.items() if p.kind == "placeholder"}
-        read = ("placeholder", "get_attr")
-        inside = {v: None for p, v in known.items() if p.kind not in read}
-        yield Found(known, values, [known[r] for r in results], inside)
+        matches = [
+            bindings for node, bindings in attempts if _matches(result, node, bindings)
+        ]
+    for bindings in matches:
+        values = {p.target: v for p, v in bindings.items() if p.kind == "placeholder"}
+        reads = ("placeholder", "get_attr")
+        inside = {v: None for p, v in bindings.items() if p.kind not in reads}
+        yield Candidate(bindings, values, [bindings[r] for r in results], inside)
 
 
-def _matches(pattern: Any, value: Any, nodes: dict[Node, Any]) -> bool:
-    """Whether a value looks like one of the pattern; what is learned joins `nodes`."""
+def _matches(pattern: Any, value: Any, bindings: dict[Node, Any]) -> bool:
+    """Whether a value matches one of the pattern; adds to `bindings`."""
     if isinstance(pattern, Node):
-        if pattern in nodes:
-            return _same(nodes[pattern], value)
-        nodes[pattern] = value
+        if pattern in bindings:
+            return _same(bindings[pattern], value)
+        bindings[pattern] = value
         if pattern.kind == "placeholder":
             return True
-        return isinstance(value, Node) and _calls_match(pattern, value, nodes)
+        return isinstance(value, Node) and _calls_match(pattern, value, bindings)
     if type(pattern) is not type(value):
         return False
     if isinstance(pattern, list | tuple):
         pairs = zip(pattern, value, strict=False)
-        return len(pattern) == len(value) and all(_matches(*p, nodes) for p in pairs)
+        return len(pattern) == len(value) and all(_matches(*p, bindings) for p in pairs)
     if isinstance(pattern, dict):
         return list(pattern) == list(value) and all(
-            _matches(v, value[k], nodes) for k, v in pattern.items()
+            _matches(v, value[k], bindings) for k, v in pattern.items()
         )
     if isinstance(pattern, slice):
         parts = ("start", "stop", "step")
         return all(
-            _matches(getattr(pattern, p), getattr(value, p), nodes) for p in parts
+            _matches(getattr(pattern, p), getattr(value, p), bindings) for p in parts
         )
     return bool(pattern is value or pattern == value)
 
 
-def _calls_match(pattern: Node, node: Node, nodes: dict[Node, Any]) -> bool:
+def _calls_match(pattern: Node, node: Node, bindings: dict[Node, Any]) -> bool:
     if pattern.kind != node.kind:
         return False
     if pattern.kind in ("get_attr", "call_module"):
-        here, there = node.graph.attributes, pattern.graph.attributes
-        if there[pattern.target] is not here[node.target]:
+        attributes, pattern_attributes = node.graph.attributes, pattern.graph.attributes
+        if pattern_attributes[pattern.target] is not attributes[node.target]:
             return False
     elif pattern.target != node.target:
         return False
-    return _matches(pattern.args, node.args, nodes) and _matches(
-        pattern.kwargs, node.kwargs, nodes
+    return _matches(pattern.args, node.args, bindings) and _matches(
+        pattern.kwargs, node.kwargs, bindings
     )
 
 
@@ -213,49 +231,52 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and not isinstance(a, Node) and a == b)
 
 
-def _leaks(graph: Graph, place: Found, last: Node, made: set[Node]) -> bool:
-    """Whether something else reads what is inside a match, or a result of it before the
-    last; or an earlier replacement put it there; or a node between has effects.
+def _leaks(graph: Graph, candidate: Candidate, last: Node, inserted: set[Node]) -> bool:
+    """Whether a match cannot be replaced: another node reads a value inside of it, or a
+    result before the last; or an earlier replacement inserted a node of it; or a node
+    with effects stands between its nodes.
 
-    A replacement computes everything where the last node of the match stands. A write
-    between may change what the nodes before it have read.
+    A replacement is computed at the last node of the match. A write before it may
+    change what the nodes of the match have read.
     """
-    first = min(map(graph.index, place.inside))
+    first = min(map(graph.index, candidate.inside))
     between = graph.nodes[first : graph.index(last)]
-    if any(node not in place.inside and node.is_impure() for node in between):
+    if any(node not in candidate.inside and node.is_impure() for node in between):
         return True
-    for node in place.inside:
-        outside = [user for user in node.users if user not in place.inside]
-        if node in made or (outside and node not in place.ends):
+    for node in candidate.inside:
+        outside = [user for user in node.users if user not in candidate.inside]
+        if node in inserted or (outside and node not in candidate.ends):
             return True
         if any(graph.index(user) < graph.index(last) for user in outside):
             return True
     return False
 
 
-def _replace(graph: Graph, match: Match, place: Found, new: Graph) -> list[Node]:
-    """Put the replacement in, and take out the nodes of the match: these."""
+def _replace(
+    graph: Graph, match: Match, candidate: Candidate, replacement: Graph
+) -> list[Node]:
+    """Insert the replacement, remove the nodes of the match, and return these."""
     by_name = match.values
-    read = [p for p in new.placeholders if p.target in by_name]
-    before = set(graph.nodes)
+    used = [p for p in replacement.placeholders if p.target in by_name]
+    old_nodes = set(graph.nodes)
     with graph.inserting_before(match.anchor):
-        known = {p: _as_argument(graph, by_name[p.target]) for p in read}
-        result = graph.graph_copy(new, known)
+        arguments = {p: _as_argument(graph, by_name[p.target]) for p in used}
+        result = graph.graph_copy(replacement, arguments)
     for node in graph.nodes:
-        if node not in before:  # it is there for the user's line that was matched
+        if node not in old_nodes:  # it takes the place of the match in messages
             node.line, node.module_path = match.anchor.line, match.anchor.module_path
-    others = result if isinstance(result, tuple | list) else [result]
-    for end, other in zip(place.ends, others, strict=True):
-        end.replace_all_uses_with(other)
-    gone = sorted(place.inside, key=graph.index, reverse=True)
-    for node in gone:
+    results = result if isinstance(result, tuple | list) else [result]
+    for end, new in zip(candidate.ends, results, strict=True):
+        end.replace_all_uses_with(new)
+    removed = sorted(candidate.inside, key=graph.index, reverse=True)
+    for node in removed:
         graph.erase_node(node)
-    return gone
+    return removed
 
 
 def _as_argument(graph: Graph, value: Any) -> Any:
-    """What a parameter has matched, for the functions of a replacement to be called
-    with: a constant of captured graphs as the tensor that it is."""
+    """Return the value of a parameter as an argument for the functions of a
+    replacement: a constant of captured graphs as a tensor."""
     if isinstance(value, Constant):
         return graph.call_function(asarray, value.value, dtype=value.type.dtype)
     return value

@@ -1,4 +1,5 @@
-"""`Proxy`: what a symbolic trace runs a function on: no shape, and no value."""
+"""`Proxy`: the argument on which a symbolic trace runs a function. It has no shape,
+and no value."""
 
 import dis
 import operator
@@ -17,7 +18,7 @@ from hopflow.trace.source import source_text, user_frame, user_line
 
 
 class TracerBase(ABC):
-    """What records the uses of proxies; a subclass may answer for their values."""
+    """Record the uses of proxies. A subclass may supply their values."""
 
     @abstractmethod
     def create_proxy(
@@ -29,10 +30,14 @@ class TracerBase(ABC):
         name: str | None = None,
         type_: Any = None,
     ) -> "Proxy":
-        """Record a use of proxies, and return what stands for its result."""
+        """Record a use of proxies, and return the proxy of its result."""
 
     def to_bool(self, proxy: "Proxy") -> bool:
-        """What `if` makes of a proxy."""
+        """Return the truth of a proxy.
+
+        Raises:
+            TraceError: always; a subclass may know it.
+        """
         raise no_value(
             proxy,
             "its truth",
@@ -41,7 +46,11 @@ class TracerBase(ABC):
         )
 
     def iterate(self, proxy: "Proxy") -> Iterator[Any]:
-        """The items of a proxy: of as many as the user's code unpacks."""
+        """Yield the items of a proxy: as many as the user's code unpacks.
+
+        Raises:
+            TraceError: the code does not unpack it into names.
+        """
         count = unpacked_into()
         if count is None:
             raise no_value(
@@ -54,10 +63,10 @@ class TracerBase(ABC):
 
 
 class Proxy:
-    """Stands for the value of a node: what is done with it is recorded.
+    """The value of a node; operations on it are recorded.
 
-    Operators, indexing, attributes, methods and functions of hopflow and NumPy give
-    proxies. What needs a value, as `if` does, is a `TraceError`.
+    Operators, indexing, attributes, methods, and functions of hopflow and NumPy return
+    proxies. A use that needs a value, such as `if`, raises `TraceError`.
     """
 
     __slots__ = ("_node", "_tracer")
@@ -76,14 +85,14 @@ class Proxy:
 
     @property
     def tracer(self) -> TracerBase:
-        """What records the uses."""
+        """The tracer that records the uses."""
         return self._tracer
 
-    # --- what is recorded ---
+    # --- recorded uses ---
 
     @speaks_for_user
     def __getattr__(self, name: str) -> "Attribute":
-        if name.startswith("_"):  # protocols, which a proxy does not take part in
+        if name.startswith("_"):  # proxies have none of Python's protocols
             raise AttributeError(name)
         return Attribute(self, name)
 
@@ -119,7 +128,7 @@ class Proxy:
 
     __hash__ = object.__hash__
 
-    # --- what has no answer ---
+    # --- uses that need a value ---
 
     def __bool__(self) -> bool:
         return self.tracer.to_bool(self)
@@ -148,22 +157,22 @@ class Proxy:
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse("a NumPy array", "np.asarray")
 
-    def _refuse(self, what: str, example: str) -> NoReturn:
+    def _refuse(self, request: str, example: str) -> NoReturn:
         raise no_value(
             self,
-            what,
+            request,
             "To have the call of a function recorded, wrap it outside of what is "
             f"traced: `f = hf.wrap({example})`, and call `f`.",
         )
 
 
 class Attribute(Proxy):
-    """`x.name`: recorded as a method if it is called, else as `getattr`."""
+    """`x.name`: recorded as a method call if it is called, else as `getattr`."""
 
     __slots__ = ("_name", "_owner")
 
     def __init__(self, owner: Proxy, name: str) -> None:
-        # Without a node until something other than a call needs it.
+        # The node is created when it is used other than by a call.
         self._owner = owner
         self._name = name
         self._tracer = owner.tracer
@@ -213,7 +222,7 @@ _OPERATORS: Final[Mapping[np.ufunc, Callable[..., Any]]] = {
 
 
 def _define_operators() -> None:
-    """Give `Proxy` the operators of Python's, each recorded as the function of module
+    """Define Python's operators on `Proxy`; each is recorded as the function of
     `operator`."""
 
     def forward(f: Any) -> Any:
@@ -250,18 +259,18 @@ _define_operators()
 
 # --- errors ---------------------------------------------------------------------------
 
-_MOST_STEPS: Final = 8
+_MAX_NODES: Final = 8
 
 
-def no_value(proxy: Proxy, what: str, remedy: str) -> TraceError:
-    """The error for a use of a proxy that needs a value.
+def no_value(proxy: Proxy, request: str, remedy: str) -> TraceError:
+    """Return the error for a use of a proxy that needs a value.
 
-    It shows the line that asks, and walks back through those that the proxy came from.
+    It shows the line of the use, and the lines of the nodes that the proxy depends on.
     """
     line = user_line()
     rows = [_row("asked by", line)] if line else []
     pending, seen = [proxy.node], {proxy.node}
-    while pending and len(seen) <= _MOST_STEPS:
+    while pending and len(seen) <= _MAX_NODES:
         node = pending.pop(0)
         rows.append(_row(f"`{node.name}`", node.line, node))
         new = [n for n in node.inputs if n not in seen]
@@ -270,21 +279,22 @@ def no_value(proxy: Proxy, what: str, remedy: str) -> TraceError:
     walk = "\n".join(f"  {row}" for row in rows)
     return TraceError(
         f"symbolic trace: `{proxy.node.name}` is a proxy without a value, and was "
-        f"asked for {what}.\n{walk}\n{remedy}"
+        f"asked for {request}.\n{walk}\n{remedy}"
     )
 
 
-def _row(what: str, line: SourceLine | None, node: Node | None = None) -> str:
+def _row(label: str, line: SourceLine | None, node: Node | None = None) -> str:
     if node is not None and node.kind == "placeholder":
-        return f"{what}  an argument"
+        return f"{label}  an argument"
     if line is None:
-        return what
+        return label
     text = source_text(line)
-    return f"{what}  {line}, in {line.function}{': ' if text else ''}{text}"
+    return f"{label}  {line}, in {line.function}{': ' if text else ''}{text}"
 
 
 def unpacked_into() -> int | None:
-    """How many names the user's code unpacks a value into just now: `a, b = x`."""
+    """Return the number of names that the user's code unpacks a value into, as in
+    `a, b = x`; None if it does not."""
     frame: FrameType | None = user_frame()
     if frame is None:
         return None

@@ -1,8 +1,9 @@
-"""Captured graphs traced again, with results of their nodes that a function chooses.
+"""Retracing of captured graphs, with a function that chooses the results of their
+nodes.
 
-`retraced` does that for a whole graph, and `bind_retraced` for the bodies of one
-operator. A body keeps its inputs and their roles. What it comes to read of outside is
-lifted: it becomes a capture of all bodies of the operator, as in a first trace.
+`retraced` retraces a root graph, and `bind_retraced` the bodies of an operator. A body
+keeps its inputs and their roles. A value that it newly reads from outside is lifted: it
+becomes a capture of all bodies of the operator, as in a first trace.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,13 +29,13 @@ from hopflow.trace.tracer import Tracer, trace_into
 
 
 def retraced(graph: Graph, evaluate: Evaluate) -> Graph:
-    """The root graph that computes what `evaluate` makes of `graph`.
+    """Return the root graph of the results that `evaluate` computes for `graph`.
 
-    Its inputs are those of `graph`. Tensors from outside become attributes.
+    Its inputs are those of `graph`. Tensors that it captures become attributes.
 
     Raises:
-        GraphError: `evaluate` gives another number of results.
-        MutationError: it writes to an input or to a tensor from outside.
+        GraphError: `evaluate` returns another number of results.
+        MutationError: it writes to an input or to a captured tensor.
     """
     tracer = Tracer(None, graph.name, env=env_of(graph))
     outputs = _evaluated(tracer, graph, _inputs(tracer, graph, {}), evaluate)
@@ -44,31 +45,31 @@ def retraced(graph: Graph, evaluate: Evaluate) -> Graph:
         if id(capture.origin) not in names:
             names[id(capture.origin)] = name = _unused("tensor0", taken)
             taken.add(name)
-    for value in graph.attributes.values():  # a write at each call may need it
+    for value in graph.attributes.values():  # the writes of a call may read it
         tracer.localize(value)
-    found = tracer.close(outputs)
-    found.output_line = graph.output_line
-    found.inputs = [
+    new_graph = tracer.close(outputs)
+    new_graph.output_line = graph.output_line
+    new_graph.inputs = [
         *_symbol_inputs(tracer, graph, {}),
-        *(v for v in found.inputs if v.node.section == "operand"),
+        *(v for v in new_graph.inputs if v.node.section == "operand"),
     ]
     hold_captures(
-        found,
+        new_graph,
         [(c.input, names[id(c.origin)], c.origin) for c in tracer.captures.values()],
     )
-    return found
+    return new_graph
 
 
 def with_graph(module: GraphModule, graph: Graph) -> GraphModule:
-    """A module with another graph, and guards for all that was decided by sizes since
-    it was traced: what was decided once is not asked again."""
+    """Return a module with another graph, and guards for all that was decided about
+    sizes since its trace."""
     env = env_of(graph)
-    asked = () if env is None else env.asked
-    return module.with_graph(graph, asked[module.decided :])
+    guards = () if env is None else env.asked
+    return module.with_graph(graph, guards[module.decided :])
 
 
 def env_of(graph: Graph) -> ShapeEnv | None:
-    """The environment of the symbols of a root graph, if they have one."""
+    """Return the environment of the symbols of a root graph, or None."""
     envs = [v.node.symbol.env for v in graph.symbols if v.node.symbol is not None]
     return next((env for env in envs if isinstance(env, ShapeEnv)), None)
 
@@ -76,31 +77,32 @@ def env_of(graph: Graph) -> ShapeEnv | None:
 def bind_retraced(
     op: Any, operands: Sequence[Operand], params: dict[str, Any], evaluate: Evaluate
 ) -> tuple[Value, ...]:
-    """The results of an operator whose bodies are what `evaluate` makes of its graphs.
+    """Return the results of an operator with retraced bodies, which compute what
+    `evaluate` does for its graphs.
 
     Raises:
-        CarryTypeError: a carry comes out of a body with another type.
-        GraphError: `evaluate` gives another number of results.
-        MutationError: it writes to an input or to a tensor from outside.
+        CarryTypeError: a body changes the type of a carry.
+        GraphError: `evaluate` returns another number of results.
+        MutationError: it writes to an input or to a captured tensor.
     """
 
     def make() -> _Bodies:
         return _Bodies.of(op, operands, params, evaluate)
 
-    made = of_call(op, params, ("retraced", evaluate), make)
-    if made.captures and made.parent is not current():
-        made = make()  # what one call has lifted is not where another one stands
-    return made.bind(op, operands)
+    bodies = of_call(op, params, ("retraced", evaluate), make)
+    if bodies.captures and bodies.parent is not current():
+        bodies = make()  # another interpreter does not have the lifted values
+    return bodies.bind(op, operands)
 
 
 @dataclass(frozen=True, slots=True)
 class _Bodies:
-    """The bodies of an operator, traced again.
+    """The retraced bodies of an operator.
 
-    parent     where it was called
-    position   where the new symbols stand among the args
-    symbols    those that the bodies have lifted, besides those they had
-    captures   the tensors that they have lifted
+    parent     the interpreter that called it
+    position   of the new symbols among the args
+    symbols    those that the bodies have lifted
+    captures   the tensors that the bodies have lifted
     """
 
     parent: Any
@@ -132,16 +134,16 @@ class _Bodies:
         symbols = _share_symbols(list(bodies.values()))
         graphs = {key: body.close(symbols, captures) for key, body in bodies.items()}
         position = op.lead + signature.args.count("symbol")
-        kept = list(signature.args)
+        roles = list(signature.args)
         role: Role = (
             "invariant" if any(r.repeats for r in signature.regions) else "operand"
         )
-        kept[position:position] = ["symbol"] * len(symbols)
-        kept += [role] * len(captures)
-        changed = map_graphs(params, lambda graph: graphs[id(graph)])
+        roles[position:position] = ["symbol"] * len(symbols)
+        roles += [role] * len(captures)
+        new_params = map_graphs(params, lambda graph: graphs[id(graph)])
         return cls(
             current(),
-            op.with_roles(changed, kept, signature.results),
+            op.with_roles(new_params, roles, signature.results),
             position,
             tuple(symbols),
             tuple(captures.values()),
@@ -155,15 +157,15 @@ class _Bodies:
 
 
 class _Body:
-    """One body, traced again; its tracer is open until `close`."""
+    """A retraced body; its tracer is open until `close`."""
 
     def __init__(
         self, region: Region, operands: Sequence[Operand], evaluate: Evaluate
     ) -> None:
         self.graph = region.graph
         here = current()
-        around = here if isinstance(here, Tracer) else None
-        env = None if around else user_env()
+        enclosing = here if isinstance(here, Tracer) else None
+        env = None if enclosing else user_env()
         parent = None if here.is_eager else here
         self.tracer = Tracer(parent, region.graph.name, env=env)
         self.renamed = _caller_symbols(region, operands)
@@ -171,18 +173,17 @@ class _Body:
         self.outputs = _evaluated(self.tracer, region.graph, self.inputs, evaluate)
 
     def close(self, symbols: Iterable[Symbol], captures: Iterable[int]) -> Graph:
-        """The graph: the old inputs, and those that were lifted behind them, section by
-        section."""
+        """Return the graph. In each section the lifted inputs follow the old ones."""
         tracer, graph = self.tracer, self.tracer.graph
-        own = [x.source for x in self.inputs]
+        inputs = [x.source for x in self.inputs]
         lifted = [tracer.symbol(s) for s in symbols]
         graph.outputs = tuple(map(tracer.arg, self.outputs))
         graph.output_line = self.graph.output_line
         tracer.closed = True
         graph.inputs = [
-            *(v for v in own if v.node.section == "symbol"),
+            *(v for v in inputs if v.node.section == "symbol"),
             *lifted,
-            *(v for v in own if v.node.section != "symbol"),
+            *(v for v in inputs if v.node.section != "symbol"),
             *(tracer.captures[key].input for key in captures),
         ]
         graph.name_inputs()
@@ -195,9 +196,10 @@ class _Body:
 def _caller_symbols(
     region: Region, operands: Sequence[Operand]
 ) -> dict[Symbol, Symbol]:
-    """For symbols of a body those that the caller passes for them: what a body lifts
-    has a type over these. A symbol that is passed twice stands for the first."""
-    found: dict[Symbol, Symbol] = {}
+    """Return the symbols that the caller passes for symbols of a body. The types of
+    lifted values are over the caller's symbols. If one is passed twice, it stands
+    for the first."""
+    outer_symbols: dict[Symbol, Symbol] = {}
     here = current()
     for var, port in region.ports:
         symbol = var.node.symbol
@@ -205,36 +207,38 @@ def _caller_symbols(
         if symbol is None or not isinstance(here, Tracer):
             continue
         if isinstance(passed, TracedTensor) and passed.tracer is here:
-            known = here.known_size(here.read(passed))
-            outer = None if known is None else plain_symbol(known)
-            if outer is not None and outer not in found.values():
-                found[symbol] = outer
-    return found
+            size = here.known_size(here.read(passed))
+            outer = None if size is None else plain_symbol(size)
+            if outer is not None and outer not in outer_symbols.values():
+                outer_symbols[symbol] = outer
+    return outer_symbols
 
 
 def _inputs(
     tracer: Tracer, graph: Graph, renamed: Mapping[Symbol, Symbol]
 ) -> list[TracedTensor]:
-    """Inputs of a new graph like those of `graph`, over symbols of other names."""
-    sizes: dict[Symbol, Size] = {old: as_size(new) for old, new in renamed.items()}
-    found: list[TracedTensor] = []
+    """Return inputs of a new graph like those of `graph`, over renamed symbols."""
+    sizes: dict[Symbol, Size] = {
+        old: as_size(new_sizes) for old, new_sizes in renamed.items()
+    }
+    inputs: list[TracedTensor] = []
     for var in graph.inputs:
         node = var.node
         if node.symbol is not None:
             symbol = renamed.get(node.symbol, node.symbol)
-            found.append(TracedTensor(tracer, tracer.define(symbol)))
+            inputs.append(TracedTensor(tracer, tracer.define(symbol)))
             continue
         type_ = var.type.with_shape([substitute(n, sizes) for n in var.type.shape])
-        new = {  # a size that each step may change is told by the input itself
+        new_sizes = {  # steps may change these sizes: only the input has them
             axis: n
             for axis, n in enumerate(type_.shape)
             if (symbol_ := plain_symbol(n)) is not None
             and symbol_ not in tracer.symbols
         }
-        tensor = tracer.operand(type_, node.name, new)
+        tensor = tracer.operand(type_, node.name, new_sizes)
         tensor.source.node.section = node.section
-        found.append(tensor)
-    return found
+        inputs.append(tensor)
+    return inputs
 
 
 def _symbol_inputs(
@@ -250,12 +254,17 @@ def _symbol_inputs(
 def _evaluated(
     tracer: Tracer, graph: Graph, inputs: Sequence[TracedTensor], evaluate: Evaluate
 ) -> list[Operand]:
-    """The outputs of `graph` on these inputs of `tracer`."""
-    found = trace_into(tracer, evaluate, (graph, inputs))
-    if len(found) != len(graph.outputs):
+    """Return the outputs of `graph` on these inputs of `tracer`.
+
+    Raises:
+        GraphError: `evaluate` returns another number of results.
+        MutationError: it writes to an input or to a captured tensor.
+    """
+    outputs = trace_into(tracer, evaluate, (graph, inputs))
+    if len(outputs) != len(graph.outputs):
         raise GraphError(
             f"graph `{graph.name}` has {len(graph.outputs)} results, and its "
-            f"transformation {len(found)}. Let it have as many."
+            f"transformation {len(outputs)}. Let it have as many."
         )
     tensors = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
     for tensor in filter(is_written, tensors):
@@ -264,29 +273,33 @@ def _evaluated(
             f"{tensor.type} that it is given or reads from outside. Return the new "
             "value instead."
         )
-    return [tracer.localize(o) if isinstance(o, Value) else o for o in found]
+    return [tracer.localize(o) if isinstance(o, Value) else o for o in outputs]
 
 
 def _check_carry(op: Any, body: _Body, region: Region, arg: int, result: int) -> None:
-    """Raises: CarryTypeError: a carry comes out of a body with another type."""
+    """Check the type of a carry.
+
+    Raises:
+        CarryTypeError: the body returns it with another type.
+    """
     before, after = region.input_of(arg), region.output_of(result)
     if before is None or after is None:
         return
     old, new = region.graph.inputs[before].type, region.graph.outputs[after].type
     sizes = {a: as_size(b) for a, b in body.renamed.items()}
     expected = new.with_shape([substitute(n, sizes) for n in new.shape])
-    found = body.outputs[after].type
+    actual = body.outputs[after].type
     name = region.graph.inputs[before].node.name
     fixed = not free_symbols(*new.shape) or same_shape(old.shape, new.shape)
-    if leaves := mismatches([name], [expected], [found], sizes=fixed):
+    if leaves := mismatches([name], [expected], [actual], sizes=fixed):
         raise CarryTypeError(op.name, region.name, "its transformation", leaves)
 
 
-# --- what was lifted ------------------------------------------------------------------
+# --- lifted values --------------------------------------------------------------------
 
 
 def _share(tracers: Sequence[Tracer]) -> dict[int, Value]:
-    """Give each body an input for each tensor that any of them has lifted."""
+    """Give each body an input for each tensor that any of the bodies has lifted."""
     union: dict[int, Value] = {}
     for tracer in tracers:
         union |= {key: c.origin for key, c in tracer.captures.items()}
@@ -297,12 +310,12 @@ def _share(tracers: Sequence[Tracer]) -> dict[int, Value]:
 
 
 def _share_symbols(bodies: Sequence[_Body]) -> list[Symbol]:
-    """Give each body an input for each symbol that any of them has lifted."""
+    """Give each body an input for each symbol that any of the bodies has lifted."""
     union: dict[Symbol, None] = {}
     for body in bodies:
-        own = {x.source for x in body.inputs}
+        inputs = {x.source for x in body.inputs}
         for symbol, var in body.tracer.symbols.items():
-            if var.node.section == "symbol" and var not in own:
+            if var.node.section == "symbol" and var not in inputs:
                 union[symbol] = None
     for body in bodies:
         for symbol in union:

@@ -1,4 +1,4 @@
-"""`Runner`: runs a graph node by node; see `Interpreter`, which opens bodies too."""
+"""`Runner`: run a graph node by node. `Interpreter` also runs bodies so."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,16 +25,17 @@ AnyNode: TypeAlias = Node | CapturedNode
 
 
 class Runner:
-    """Runs `module`; a method for each kind of node says what it means.
+    """Run `module` node by node, by a method for each kind of node.
 
-    module   what is run: anything with a `graph` and `attributes`; of `jitted.graph` a
-             function of all its inputs
-    env      the values of the nodes so far; in a captured graph of their results
+    module   an object with a `graph` and `attributes`; for `jitted.graph` a function of
+             all its inputs
+    env      node -> its value; in a captured graph: var -> its value
     """
 
     @entry
     def __init__(self, module: Any) -> None:
-        """
+        """Prepare to run a module.
+
         Raises:
             ArgumentTypeError: `module` has no graph.
         """
@@ -50,17 +51,18 @@ class Runner:
             )
         self.module = module
         self.env: dict[Any, Any] = {}
-        self._given: Mapping[AnyNode, Any] = {}  # the values of the parameters
-        self._node: AnyNode | None = None  # which runs
-        self._frame: Frame | None = None  # of the captured graph that runs
+        self._arguments: Mapping[AnyNode, Any] = {}  # by parameter
+        self._node: AnyNode | None = None  # the running node
+        self._frame: Frame | None = None  # of the running captured graph
 
     @entry
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What the graph returns for these arguments.
+        """Return the result of the graph for these arguments.
 
         Raises:
             ArgumentTypeError: the module does not take these arguments.
-            Exception: what a node raises, with a note that says which.
+            GraphError: the parameters of the graph have changed since it was compiled.
+            Exception: an error of a node, with a note that names the node.
         """
         if isinstance(self.module, Captured) and not kwargs:
             return self.module.evaluated(self.run_graph, *args)
@@ -74,42 +76,43 @@ class Runner:
                 f"`{self.module.graph.name}` have changed since it was compiled. Call "
                 "`module.recompile()`."
             )
-        before = self._given, self.env, self._node
-        self._given = dict(zip(parameters, bound.arguments.values(), strict=True))
+        previous = self._arguments, self.env, self._node
+        self._arguments = dict(zip(parameters, bound.arguments.values(), strict=True))
         try:
             return self.run_nodes()
         finally:
-            if not current().is_eager:  # the values of a trace go with it
-                self._given, self.env, self._node = before
+            if not current().is_eager:  # values of a trace must not outlive it
+                self._arguments, self.env, self._node = previous
 
     def run_nodes(self) -> Any:
-        """Run one node after the other, and return what the output returns."""
+        """Run the nodes in order, and return the value of the output."""
         self.env = {}
         for node in self.module.graph.nodes:
-            result = self._noted(node, Place(node.line, node.module_path))
+            result = self._run_noted(node, Place(node.line, node.module_path))
             if node.kind == "output":
                 return result
             self.env[node] = result
         return None
 
     def run_graph(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The results of a captured graph, or of the body of an operator in one."""
-        before = self._frame, self.env, self._given
+        """Return the results of a captured graph, or of the body of an operator in
+        one."""
+        previous = self._frame, self.env, self._arguments
         frame = self._frame = Frame(graph, args)
         self.env = frame.env
-        self._given = {v.node: frame.env[v] for v in graph.inputs}
+        self._arguments = {v.node: frame.env[v] for v in graph.inputs}
         try:
             for node in (*(v.node for v in graph.inputs), *graph.nodes):
-                frame.store(node, _results(node, self._noted(node, node)))
+                frame.store(node, _results(node, self._run_noted(node, node)))
             output = CapturedNode("output", None, graph.outputs, {})
             output.line = graph.output_line
-            return tuple(self._noted(output, output))
+            return tuple(self._run_noted(output, output))
         finally:
-            self._frame, self.env, self._given = before
+            self._frame, self.env, self._arguments = previous
 
     @speaks_for_user
-    def _noted(self, node: AnyNode, place: Any) -> Any:
-        """The value of a node; an error has a note that says which it is."""
+    def _run_noted(self, node: AnyNode, place: Any) -> Any:
+        """Return the value of a node; add a note to an error that names the node."""
         self._node = node
         try:
             with replaying(place):
@@ -121,12 +124,12 @@ class Runner:
 
     @speaks_for_user
     def run_node(self, node: AnyNode) -> Any:
-        """The value of one node: what the method of its kind says."""
+        """Return the value of a node, computed by the method of its kind."""
         args, kwargs = self.fetch(node)
         return getattr(self, node.kind)(node.target, args, kwargs)
 
     def fetch(self, node: AnyNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A node's arguments, with values in place of nodes."""
+        """Return a node's arguments, with values in place of nodes."""
         if isinstance(node, CapturedNode):
             assert self._frame is not None
             args = tuple(self._frame.operands(node))
@@ -136,13 +139,13 @@ class Runner:
         args, kwargs = map_nodes((node.args, node.kwargs), self.env.__getitem__)
         return args, kwargs
 
-    # --- what each kind of node means ---
+    # --- the kinds of nodes ---
 
     def placeholder(
         self, _target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
     ) -> Any:
         assert self._node is not None
-        return self._given[self._node]
+        return self._arguments[self._node]
 
     def get_attr(
         self, target: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]
@@ -152,15 +155,15 @@ class Runner:
         return self._run_by(value) if is_body else value
 
     def _run_by(self, module: Any) -> Callable[..., Any]:
-        """The body of an operator as a function that runs it node by node."""
+        """Return the body of an operator as a function that runs it node by node."""
 
         def body(*args: Any, **kwargs: Any) -> Any:
-            before = self.module, self.env, self._given
+            previous = self.module, self.env, self._arguments
             self.module = module
             try:
                 return self.run(*args, **kwargs)
             finally:
-                self.module, self.env, self._given = before
+                self.module, self.env, self._arguments = previous
 
         body.__name__ = module.__name__
         body.__signature__ = module.__signature__  # type: ignore[attr-defined]
@@ -174,12 +177,12 @@ class Runner:
         if self._frame is None:
             return target(*args, **kwargs)
         if not CapturedNode("call_function", target, (), kwargs).graphs:
-            found = bind(target, args, kwargs)
+            results = bind(target, args, kwargs)
         elif current().is_eager:
-            found = run_interpreted(target, args, kwargs, self.run_graph)
+            results = run_interpreted(target, args, kwargs, self.run_graph)
         else:
-            found = bind_retraced(target, args, kwargs, self.run_graph)
-        return found[0] if len(found) == 1 else found
+            results = bind_retraced(target, args, kwargs, self.run_graph)
+        return results[0] if len(results) == 1 else results
 
     @speaks_for_user
     def call_method(
@@ -200,12 +203,12 @@ class Runner:
         return args[0]
 
 
-# The functions that run bodies node by node.
+# The functions that run a body node by node.
 _bodies: Final[WeakSet[Callable[..., Any]]] = WeakSet()
 
 
 def runs_by_node(f: Any) -> bool:
-    """Whether a function, or what it is a partial function of, runs a body by nodes."""
+    """Whether a function, or the function of a `partial`, runs a body node by node."""
     while isinstance(f, partial):
         f = f.func
     return isinstance(f, FunctionType) and f in _bodies
@@ -215,15 +218,15 @@ def _target_name(target: Any) -> str:
     return str(getattr(target, "name", "")) or name_of(target)
 
 
-def _results(node: CapturedNode, found: Any) -> tuple[Any, ...]:
-    """What stands for each result of a node.
+def _results(node: CapturedNode, value: Any) -> tuple[Any, ...]:
+    """Return a value for each result of a node.
 
     Raises:
-        OperatorError: a method has given another number of values.
+        OperatorError: a method returned another number of values.
     """
     count = len(node.results)
-    values = tuple(found) if isinstance(found, tuple | list) else (found,)
-    if found is None and not count:
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    if value is None and not count:
         return ()
     if len(values) != count:
         raise OperatorError(

@@ -1,4 +1,4 @@
-"""`ShapeProp`: the types of all values of a graph, as notes on its nodes."""
+"""`ShapeProp`: note the types of all values of a graph on its nodes."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from hopflow.trace.capture import trace
 
 
 class ShapeProp(Interpreter):
-    """Notes on each node what its value is: `node.meta["type"]`, of tensors the type.
+    """Set `node.meta["type"]` of each node to the type of its value.
 
         fx.ShapeProp(module).propagate(hf.spec("f32[3, 4]"))
 
-    Nothing is computed: types may stand for tensors. In containers there is a type for
-    each tensor in them; what is none stays as it is.
+    Nothing is computed, so that types may take the place of tensors. In a container
+    each tensor is replaced by its type; other values are kept.
     """
 
     runs_bodies = False
@@ -24,20 +24,23 @@ class ShapeProp(Interpreter):
     def propagate(self, *args: Any) -> Any:
         """Note the types for arguments of these types, and return those of the results.
 
+        Args:
+            args: Tensors, types in place of tensors, or constants.
+
         Raises:
-            HopflowError: an operation does not fit its types; a note names the node.
+            HopflowError: an operation does not accept its types; a note names the node.
         """
-        found: Any = None
+        types: Any = None
 
         def run(*args: Any) -> Any:
-            nonlocal found
+            nonlocal types
             result = self.run(*args)
-            found = pytree.tree_map(_type, result)
+            types = pytree.tree_map(_type, result)
             return result
 
         run.__name__ = getattr(self.module, "__name__", "forward")
         trace(run, *args, mode="fake", captures=True)
-        return found
+        return types
 
     def run_node(self, node: AnyNode) -> Any:
         result = super().run_node(node)

@@ -1,4 +1,4 @@
-"""Graphs of `fx` as Python source that runs: one line a node.
+"""Graphs of `fx` as Python source that runs, with a line for each node.
 
     def forward(self, x: Tensor, y=2.0):
         linear = self.attributes['layers.0'](x)  # model.py:7
@@ -58,8 +58,8 @@ _UNARY: Final[Mapping[Callable[..., Any], str]] = {
 class Source(NamedTuple):
     """The source of a graph.
 
-    text    the definition of a function of the graph's name
-    scope   what its names refer to
+    text    the definition of a function with the graph's name
+    scope   the names that it refers to
     """
 
     text: str
@@ -67,17 +67,16 @@ class Source(NamedTuple):
 
 
 def python_source(graph: NodeList, scope: dict[str, Any] | None = None) -> Source:
-    """The source of `graph`.
+    """Return the source of `graph`.
 
     Args:
-        scope: What the names of other sources in the same file refer to: it becomes the
-            scope of this one too.
+        scope: The names of other sources in the same file; this source adds its own.
     """
     return _Writer(graph, {} if scope is None else scope).source()
 
 
 class _Writer:
-    """Writes one graph. Names of objects give way to those of nodes."""
+    """Write one graph. The names of nodes take precedence over those of objects."""
 
     def __init__(self, graph: NodeList, scope: dict[str, Any]) -> None:
         self.graph = graph
@@ -103,15 +102,17 @@ class _Writer:
         return Source(head + body, self.scope)
 
     def parameters(self) -> list[str]:
-        found: list[str] = []
+        parameters: list[str] = []
         has_default = False
         for node in self.graph.placeholders:
-            starred = node.target.startswith("*") or any(p[0] == "*" for p in found)
+            starred = node.target.startswith("*") or any(
+                p[0] == "*" for p in parameters
+            )
             if has_default and not node.args and not starred:
-                found.append("*")  # what follows one with a default is given by name
+                parameters.append("*")  # required parameters after a default
             has_default = has_default or bool(node.args)
-            found.append(self.parameter(node))
-        return found
+            parameters.append(self.parameter(node))
+        return parameters
 
     def parameter(self, node: Node) -> str:
         stars: str = node.target[: len(node.target) - len(node.target.lstrip("*"))]
@@ -160,12 +161,12 @@ class _Writer:
     # --- values ---
 
     def operand(self, value: Any) -> str:
-        """A value beside an operator; a negative number in parentheses."""
+        """Return a value as an operand; a negative number stands in parentheses."""
         text = self.value(value)
         return f"({text})" if text.startswith("-") else text
 
     def key(self, key: Any) -> str:
-        """What stands in brackets."""
+        """Return the text of an index."""
         if type(key) is tuple and key:
             items = ", ".join(map(self.key_item, key))
             return f"{items}," if len(key) == 1 else items
@@ -210,24 +211,24 @@ class _Writer:
         return ""
 
     def named(self, value: Any) -> str:
-        """The name of an object, which the scope has."""
+        """Return a name for an object, and add it to the scope."""
         if value is Ellipsis:
             return "..."
         if isinstance(value, Operation):
             return self.operation(value)
-        given = value.name if isinstance(value, DType) else name_of(value)
-        if path := self.of_hopflow(value, given):
+        public_name = value.name if isinstance(value, DType) else name_of(value)
+        if path := self.of_hopflow(value, public_name):
             self.scope["hf"] = self.root
             return f"hf.{path}"
-        if path := _of_numpy(value, given):
+        if path := _of_numpy(value, public_name):
             self.scope["np"] = np
             return f"np.{path}"
-        if vars(builtins).get(given) is value:
-            return given
-        if vars(operator).get(given) is value:
+        if vars(builtins).get(public_name) is value:
+            return public_name
+        if vars(operator).get(public_name) is value:
             self.scope["operator"] = operator
-            return f"operator.{given}"
-        base = given if given.isidentifier() else "f"
+            return f"operator.{public_name}"
+        base = public_name if public_name.isidentifier() else "f"
         name, number = base, 1
         while name in self.taken or self.scope.get(name, value) is not value:
             name, number = f"{base}_{number}", number + 1
@@ -235,7 +236,7 @@ class _Writer:
         return name
 
     def operation(self, value: Operation) -> str:
-        """The path of an operation of captured graphs: "op.sin"."""
+        """Return the path of an operation of captured graphs: "op.sin"."""
         space = self.scope.setdefault("op", SimpleNamespace())
         name, number = value.name, 1
         while getattr(space, name, value) is not value:
@@ -244,7 +245,7 @@ class _Writer:
         return f"op.{name}"
 
     def of_hopflow(self, value: Any, name: str) -> str:
-        """The path of a public object of hopflow's: "linalg.inv"; or ""."""
+        """Return the path of a public object of hopflow: "linalg.inv"; or ""."""
         for space in ("", "linalg.", "random."):
             owner = getattr(self.root, space.rstrip("."), self.root)
             for public in (name, name.rstrip("_")):  # `map_` in its own module
@@ -254,7 +255,7 @@ class _Writer:
 
 
 def _of_numpy(value: Any, name: str) -> str:
-    """The path of a function of NumPy's: "linalg.norm", "add.reduce"; or ""."""
+    """Return the path of a function of NumPy: "linalg.norm", "add.reduce"; or ""."""
     owner = getattr(value, "__self__", None)
     if isinstance(owner, np.ufunc):
         return f"{owner.__name__}.{name}" if _of_numpy(owner, owner.__name__) else ""
@@ -265,7 +266,11 @@ def _of_numpy(value: Any, name: str) -> str:
 
 
 def _checked(lines: Any) -> list[str]:
-    """Raises: ArgumentTypeError: what a user's function has made are no lines."""
+    """Return the lines that a function of `on_generate_code` returns.
+
+    Raises:
+        ArgumentTypeError: they are no list of strings.
+    """
     if isinstance(lines, list | tuple) and all(isinstance(x, str) for x in lines):
         return list(lines)
     raise ArgumentTypeError(
@@ -275,5 +280,5 @@ def _checked(lines: Any) -> list[str]:
 
 
 def annotation(type_: Any) -> str:
-    """An annotation as its author wrote it, or might have."""
+    """Return the text of an annotation, as its author may have written it."""
     return type_ if isinstance(type_, str) else inspect.formatannotation(type_)

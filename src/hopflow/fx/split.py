@@ -1,4 +1,4 @@
-"""`split_module`: a module as a module of submodules."""
+"""`split_module`: split a module into submodules."""
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -22,25 +22,25 @@ def split_module(
     split_callback: Callable[[Node], Hashable],
     qualname_map: dict[str, str] | None = None,
 ) -> GraphModule:
-    """A module that computes what `m` does by submodules, one for each partition.
+    """Return a module that computes what `m` does by submodules, one per partition.
 
         parts = hf.fx.split_module(module, None, lambda node: node.module_path)
 
-    The submodules are `submod_0`, `submod_1`, … by the names of partitions, and run in
-    an order in which each has what it reads. What has effects (a write, a call of a
-    function of yours) stays in order with all that it may change or see.
+    The submodules are named `submod_0`, `submod_1`, … after the partitions, and run in
+    an order in which each has its inputs. A node with effects (a write, a call of a
+    user's function) keeps its order relative to all other calls.
 
     Args:
-        m: A module of `fx`, or a captured one as `hf.symbolic_trace` has it; it stays
-            as it is.
-        root_m: Is not used: `m` has all attributes. It is there as in PyTorch.
-        split_callback: The partition that a call belongs to.
-        qualname_map: Gets for each new path of an attribute the one in `m`.
+        m: A module of `fx`, or a captured one, which is converted as by
+            `hf.symbolic_trace`. It is not changed.
+        root_m: Ignored: `m` has all attributes. PyTorch has this parameter.
+        split_callback: Returns the partition of a call.
+        qualname_map: Is filled: new path of an attribute -> its path in `m`.
 
     Raises:
         ArgumentTypeError: an argument is of another kind; the callback does not take a
-            node, or returns what cannot be hashed.
-        GraphError: two partitions would each need the other to have run.
+            node, or returns a value that is not hashable.
+        GraphError: two partitions depend on each other.
     """
     del root_m
     m = owning(as_symbolic("split_module", m))
@@ -55,17 +55,17 @@ def split_module(
             f"attributes, and is `{type(qualname_map).__name__}`."
         )
     calls = [n for n in m.graph.nodes if n.kind.startswith("call_")]
-    of = {node: _partition(split_callback, node) for node in calls}
-    parts = {key: _Part(f"submod_{key}") for key in dict.fromkeys(of.values())}
-    for node, key in of.items():
+    part_of = {node: _partition(split_callback, node) for node in calls}
+    parts = {key: _Part(f"submod_{key}") for key in dict.fromkeys(part_of.values())}
+    for node, key in part_of.items():
         parts[key].nodes.append(node)
-    _find_values(m.graph, of, parts)
+    _find_values(m.graph, part_of, parts)
     names = {} if qualname_map is None else qualname_map
     root, env = Graph(m.graph.name), dict[Node, Any]()
     for node in m.graph.nodes:
-        if node.kind == "placeholder" or _is_returned_attribute(node, of):
+        if node.kind == "placeholder" or _is_returned_attribute(node, part_of):
             env[node] = root.node_copy(node)
-    for key in _order(m.graph, of, parts):
+    for key in _order(m.graph, part_of, parts):
         _call(root, parts[key], env, names)
     output = m.graph.output_node()
     root.output(map_nodes(output.args[0], env.__getitem__), output.type)
@@ -73,19 +73,19 @@ def split_module(
 
 
 def _partition(split_callback: Callable[[Node], Hashable], node: Node) -> Hashable:
-    """The partition of a node.
+    """Return the partition of a node.
 
     Raises:
-        ArgumentTypeError: the callback does not take a node, or returns what cannot be
-            hashed. What the callback itself raises passes as it is.
+        ArgumentTypeError: the callback does not take a node, or returns a value that is
+            not hashable. Errors of the callback itself are passed on.
     """
     try:
         key = split_callback(node)
         hash(key)
     except TypeError as error:
-        here = error.__traceback__
-        if here is not None and here.tb_next is not None:
-            raise  # in a frame of the callback
+        traceback = error.__traceback__
+        if traceback is not None and traceback.tb_next is not None:
+            raise  # the callback itself failed
         raise ArgumentTypeError(
             f"split_module: `split_callback` ({name_of(split_callback)}) must take a "
             f"node and return something that can be hashed. For node `{node.name}`: "
@@ -96,7 +96,8 @@ def _partition(split_callback: Callable[[Node], Hashable], node: Node) -> Hashab
 
 @dataclass
 class _Part:
-    """A partition: its calls, the values that it reads from others, those they read."""
+    """A partition: its calls, the values that it reads from others, and those that
+    others read."""
 
     name: str
     nodes: list[Node] = field(default_factory=list)
@@ -105,67 +106,71 @@ class _Part:
 
 
 def _find_values(
-    graph: Graph, of: Mapping[Node, Hashable], parts: Mapping[Any, _Part]
+    graph: Graph, part_of: Mapping[Node, Hashable], parts: Mapping[Any, _Part]
 ) -> None:
+    """Set the inputs and outputs of the partitions."""
     for node in graph.nodes:
         for read in node.inputs:
             if (
-                node in of
+                node in part_of
                 and read.kind != "get_attr"
-                and of.get(read, parts) != of[node]
+                and part_of.get(read, parts) != part_of[node]
             ):
-                parts[of[node]].inputs[read] = None
-            if read in of and (node not in of or of[node] != of[read]):
-                parts[of[read]].outputs[read] = None
+                parts[part_of[node]].inputs[read] = None
+            if read in part_of and (
+                node not in part_of or part_of[node] != part_of[read]
+            ):
+                parts[part_of[read]].outputs[read] = None
 
 
-def _is_returned_attribute(node: Node, of: Mapping[Node, Hashable]) -> bool:
-    """Whether an attribute is returned; parts have those that they read themselves."""
-    return node.kind == "get_attr" and any(user not in of for user in node.users)
+def _is_returned_attribute(node: Node, part_of: Mapping[Node, Hashable]) -> bool:
+    """Whether an attribute is returned. Partitions have copies of those that they
+    read."""
+    return node.kind == "get_attr" and any(user not in part_of for user in node.users)
 
 
 def _order(
-    graph: Graph, of: Mapping[Node, Hashable], parts: Mapping[Any, _Part]
+    graph: Graph, part_of: Mapping[Node, Hashable], parts: Mapping[Any, _Part]
 ) -> list[Any]:
-    """The partitions, each after those that it needs.
+    """Return the partitions, each after those that it depends on.
 
     Raises:
         GraphError: there is no such order.
     """
     needs: dict[Any, set[Any]] = {key: set() for key in parts}
     last_effect: Node | None = None
-    since: list[Node] = []  # the calls since then
-    for node in of:
+    since_effect: list[Node] = []  # the calls after it
+    for node in part_of:
         for read in node.inputs:
-            if read in of:
-                needs[of[node]].add(of[read])
-        before = [] if last_effect is None else [last_effect]
+            if read in part_of:
+                needs[part_of[node]].add(part_of[read])
+        earlier = [] if last_effect is None else [last_effect]
         if node.is_impure():
-            before += since
-            last_effect, since = node, []
+            earlier += since_effect
+            last_effect, since_effect = node, []
         else:
-            since.append(node)
-        needs[of[node]].update(of[other] for other in before)
+            since_effect.append(node)
+        needs[part_of[node]].update(part_of[other] for other in earlier)
     order: list[Any] = []
-    waiting = list(parts)
-    while waiting:
-        ready = [k for k in waiting if needs[k] <= {k, *order}]
+    remaining = list(parts)
+    while remaining:
+        ready = [k for k in remaining if needs[k] <= {k, *order}]
         if not ready:
-            cycle = ", ".join(map(repr, waiting))
+            cycle = ", ".join(map(repr, remaining))
             raise GraphError(
                 f"split_module: the partitions {cycle} of graph `{graph.name}` need "
                 "each other's results or effects. Let `split_callback` put those that "
                 "depend on each other into one."
             )
         order.append(ready[0])
-        waiting.remove(ready[0])
+        remaining.remove(ready[0])
     return order
 
 
 def _call(
     root: Graph, part: _Part, env: dict[Node, Any], names: dict[str, str]
 ) -> None:
-    """Make the module of a partition, and call it in `root`."""
+    """Make the module of a partition, and add a call of it to `root`."""
     graph = Graph("forward")
     inner: dict[Node, Node] = {}
     for node in part.inputs:

@@ -1,7 +1,7 @@
-"""`symbolic_trace`: the graph of a function, by running it on proxies.
+"""`symbolic_trace`: trace a function by running it on proxies.
 
-A function of hopflow's, or one that `hf.wrap` was given, is recorded as one call if a
-proxy is among its arguments (`bind.recordable`). Python between the calls runs.
+A call of a function of hopflow, or of one passed to `hf.wrap`, is recorded as a single
+node if a proxy is among its arguments (`bind.recordable`). Other Python code runs.
 """
 
 import inspect
@@ -17,7 +17,7 @@ import numpy as np
 from hopflow.bind import Value, slots
 from hopflow.entries import entry, speaks_for_user
 from hopflow.errors import ArgumentTypeError, TraceError
-from hopflow.fx.bodies import Maker, as_it_is_now, find_proxy, lifted
+from hopflow.fx.bodies import Maker, find_proxy, lifted, snapshot
 from hopflow.fx.graph import Graph
 from hopflow.fx.importing import imported
 from hopflow.fx.module import GraphModule
@@ -33,22 +33,30 @@ from hopflow.trace.source import name_of, user_line
 def symbolic_trace(
     f: Callable[..., Any], concrete_args: Mapping[str, Any] | None = None
 ) -> GraphModule:
-    """The graph of what `f` does, for arguments of any shapes and dtypes.
+    """Trace `f` to a graph that is independent of shapes and dtypes.
 
-    `f` runs as Python, once, on proxies that record what is done with them. See
-    docs/fx.md.
+    `f` runs once, on proxies that record the operations on them. See docs/fx.md.
 
     Args:
-        f: A function or a module. Modules that it calls are traced into, but for leaf
-            modules. Of a captured module (`hf.trace`) the nodes are its operations, and
-            the bodies of operators are modules among the attributes.
-        concrete_args: Values of parameters, by name: they are constants of the graph,
-            and no parameters of what is returned.
+        f: A function or a module. Calls of modules are traced into, except for leaf
+            modules. If `f` is a captured module (`hf.trace`), the nodes are its
+            operations, and the bodies of operators become modules among the attributes.
+        concrete_args: Values of parameters, by name. They become constants of the
+            graph; the result does not have these parameters.
+
+    Returns:
+        A module that is called as `f` is.
 
     Raises:
-        ArgumentTypeError: `f` is no function, or `concrete_args` names what is no
-            parameter.
-        TraceError: `f` asks a proxy for a value.
+        ArgumentTypeError: `f` is no function, or `concrete_args` names no parameter.
+        TraceError: `f` needs the value of a proxy.
+
+    >>> print(hf.symbolic_trace(lambda x, y: hf.sin(x) + y))
+    def forward(self, x, y):
+        sin = hf.sin(x)  # ...
+        add = sin + y  # ...
+        return add
+    <BLANKLINE>
     """
     if isinstance(f, Captured) and not concrete_args:
         return imported(f)
@@ -56,28 +64,29 @@ def symbolic_trace(
 
 
 class Tracer(TracerBase):
-    """Records one function into `graph`; subclass it to decide what is a node.
+    """Trace a function to a graph. Subclass it to decide which calls become nodes.
 
-    graph        what was recorded so far
-    root         what is traced
+    graph        the nodes recorded so far
+    root         the traced function or module
     """
 
     def __init__(self) -> None:
         self.graph = Graph()
         self.root: Any = None
         self._paths: dict[int, str] = {}
-        # Modules and tensors from outside of `root`: what `_paths` tells apart by
-        # identity must live as long.
-        self._kept: list[Any] = []
-        # Of the module that is called: its path, and its place with the classes.
-        self._called = "", ""
+        # Modules and tensors outside of `root`, kept alive since the keys of `_paths`
+        # are their ids.
+        self._foreign: list[Any] = []
+        # The path of the called module, and its `module_path` with the classes.
+        self._current_module = "", ""
 
-    # --- what a subclass may decide ---
+    # --- hooks for subclasses ---
 
     def is_leaf_module(self, module: Any, path: str) -> bool:  # noqa: ARG002
-        """Whether calls of a module are nodes; else they are traced into.
+        """Whether a call of a module becomes a node; other modules are traced into.
 
-        Here those are the layers of `hf.nn`, and any class with `is_leaf = True`.
+        The default is True for the layers of `hf.nn`, and for classes with `is_leaf =
+        True`.
         """
         return bool(getattr(module, "is_leaf", False))
 
@@ -90,15 +99,15 @@ class Tracer(TracerBase):
         name: str | None = None,
         type_: Any = None,
     ) -> Node:
-        """A new node of the graph, which knows the user's line."""
+        """Add a node to the graph, with the user's line."""
         node = self.graph.create_node(kind, target, args, kwargs, name, type_)
-        if kind not in ("placeholder", "output"):  # which no line of the user's makes
+        if kind not in ("placeholder", "output"):  # no line of the user makes these
             node.line = user_line(2)
         node.module_path = origin.module_path
         return node
 
     def proxy(self, node: Node) -> Proxy:
-        """What stands for the value of a node in the function that is traced."""
+        """Return the proxy for the value of a node in the traced function."""
         return Proxy(node, self)
 
     def create_proxy(
@@ -110,7 +119,11 @@ class Tracer(TracerBase):
         name: str | None = None,
         type_: Any = None,
     ) -> Proxy:
-        """Record a use of proxies, and return what stands for its result."""
+        """Record a use of proxies, and return the proxy of its result.
+
+        Raises:
+            TraceError: the trace has ended.
+        """
         if not _is_active(self):
             raise TraceError(
                 f"symbolic trace: a proxy of `{self.graph.name}` is used after its "
@@ -122,10 +135,10 @@ class Tracer(TracerBase):
         return self.proxy(self.create_node(kind, target, args, kwargs, name, type_))
 
     def create_arg(self, value: Any) -> Any:
-        """What stands for a value of the traced function in arguments of nodes.
+        """Return a value of the traced function as an argument of a node.
 
-        A function that closes over proxies or tensors, and a tree that holds some, is
-        the value of a node that makes it.
+        A function that closes over proxies or tensors, or a tree that contains some,
+        becomes the value of a node that makes it.
 
         Raises:
             TraceError: it is a proxy of another trace.
@@ -144,23 +157,24 @@ class Tracer(TracerBase):
             return items
         leaves = lifted(value)
         if not leaves:
-            return as_it_is_now(value)
+            return snapshot(value)
         args = tuple([self.create_arg(leaf) for leaf in leaves])
         maker = Maker(value, leaves)
         return self.create_node("call_function", maker, args, {}, name_of(value))
 
     def path_of(self, value: Any) -> str:
-        """The path of a module or tensor in what is traced; a new one for another."""
-        known = self._paths.get(id(value))
-        if known is not None:
-            return known
+        """Return the path of a module or tensor; one outside of `root` gets a new
+        path."""
+        existing = self._paths.get(id(value))
+        if existing is not None:
+            return existing
         base = "tensor" if isinstance(value, Value | np.ndarray) else name_of(value)
         base = base.lower()
         path, number = base, 1
         while path in self._paths.values():
             path, number = f"{base}_{number}", number + 1
         self._paths[id(value)] = path
-        self._kept.append(value)
+        self._foreign.append(value)
         for part, inner in paths_of(value).items():
             self._paths.setdefault(part, f"{path}.{inner}")
         return path
@@ -173,47 +187,47 @@ class Tracer(TracerBase):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """What a call of a module gives: modules announce their calls here."""
+        """Return the result of a call of a module. Modules report their calls here."""
         path = self.path_of(module)
-        place = self._place_of(module, path)
+        module_path = self._module_path(module, path)
         if find_proxy((args, kwargs)) is not None and self.is_leaf_module(module, path):
             self.graph.attributes[path] = module
-            with in_module(place):
+            with in_module(module_path):
                 return self.create_proxy("call_module", path, args, kwargs)
-        before, self._called = self._called, (path, place)
+        previous, self._current_module = self._current_module, (path, module_path)
         try:
-            with in_module(place):
+            with in_module(module_path):
                 return forward(*args, **kwargs)
         finally:
-            self._called = before
+            self._current_module = previous
 
-    def _place_of(self, module: Any, path: str) -> str:
-        """The path of a module with the classes of the modules on the way, as in
-        captured graphs: `parts.0:Sequential.layers.1:Linear`. One from outside of
-        `root` that no other is around has its class for a path."""
-        outer, place = self._called
-        if outer and path.startswith(f"{outer}."):
-            path = place + path.removeprefix(outer)
-        elif any(value is module for value in self._kept):
+    def _module_path(self, module: Any, path: str) -> str:
+        """Return the path of a module with the classes of the modules on the way, as
+        captured graphs have it: `parts.0:Sequential.layers.1:Linear`. A module
+        outside of `root` that no other module contains has its class for a path."""
+        caller, caller_path = self._current_module
+        if caller and path.startswith(f"{caller}."):
+            path = caller_path + path.removeprefix(caller)
+        elif any(value is module for value in self._foreign):
             return path
         return f"{path}:{type(module).__name__}"
 
     # --- the trace ---
 
     def start(self, root: Any, name: str, paths: dict[int, str]) -> None:
-        """Begin a new graph.
+        """Start a new graph.
 
         Args:
-            paths: Of the modules and tensors of `root`, by identity.
+            paths: id of a module or tensor of `root` -> its path.
         """
         self.root, self.graph, self._paths = root, Graph(name), paths
-        self._kept, self._called = [], ("", "")
+        self._foreign, self._current_module = [], ("", "")
 
     @entry
     def trace(
         self, root: Callable[..., Any], concrete_args: Mapping[str, Any] | None = None
     ) -> GraphModule:
-        """The graph of `root`; see `symbolic_trace`."""
+        """Trace `root` to a module; see `symbolic_trace`."""
         if not callable(root):
             raise ArgumentTypeError(
                 f"symbolic_trace: `f` must be a function, and is "
@@ -223,16 +237,18 @@ class Tracer(TracerBase):
         name = name_of(root) if f is root else "forward"
         paths = paths_of(getattr(root, "__self__", root))
         self.start(root, name if name.isidentifier() else "forward", paths)
-        given = _checked({} if concrete_args is None else concrete_args, _signature(f))
+        constants = _checked(
+            {} if concrete_args is None else concrete_args, _signature(f)
+        )
         with tracing(self):
-            self._run(f, given)
+            self._run(f, constants)
         return GraphModule(self.graph)
 
-    def trace_made(
+    def trace_factory(
         self, make: Callable[..., Any], count: int, name: str
     ) -> GraphModule:
-        """The graph of the function that `make` makes of `count` values. These are its
-        first parameters."""
+        """Trace the function that `make` returns for `count` values. The values
+        become its first parameters."""
         self.start(None, name, {})
         with tracing(self):
             values = [
@@ -242,16 +258,16 @@ class Tracer(TracerBase):
             defaults = {
                 p.name: p.default for p in _signature(function).parameters.values()
             }
-            # A default that was made of the values is no parameter's: it is read.
-            read = {k: d for k, d in defaults.items() if find_proxy(d) is not None}
-            self._run(function, read)
+            # A default that depends on the values is a constant, not a parameter.
+            computed = {k: d for k, d in defaults.items() if find_proxy(d) is not None}
+            self._run(function, computed)
         return GraphModule(self.graph)
 
-    def _run(self, f: Callable[..., Any], given: Mapping[str, Any]) -> None:
-        """Run `f` on proxies for its parameters, but those that are given."""
+    def _run(self, f: Callable[..., Any], constants: Mapping[str, Any]) -> None:
+        """Run `f` on proxies for its parameters, except for those in `constants`."""
         signature = _signature(f)
         args = {
-            p.name: given[p.name] if p.name in given else self._parameter(p)
+            p.name: constants[p.name] if p.name in constants else self._parameter(p)
             for p in signature.parameters.values()
         }
         call = _of_fixed_parameters(f, signature)
@@ -269,22 +285,22 @@ class Tracer(TracerBase):
 
     def _attribute(self, tensor: Any) -> Node:
         path = self.path_of(tensor)
-        found = self.graph.find_nodes("get_attr", path)
-        if found:
-            return found[0]
+        reads = self.graph.find_nodes("get_attr", path)
+        if reads:
+            return reads[0]
         self.graph.attributes[path] = tensor
         return self.create_node("get_attr", path, (), {})
 
 
 def paths_of(root: Any) -> dict[int, str]:
-    """The paths of the modules and tensors of a module, by identity."""
+    """Return the paths of the modules and tensors of a module, by id."""
     if isinstance(root, GraphModule):
         return {id(value): path for path, value in root.attributes.items()}
-    found: dict[int, str] = {}
+    paths: dict[int, str] = {}
     for walk in ("named_modules", "named_parameters"):
         for path, part in getattr(root, walk, dict)().items():
-            found.setdefault(id(part), path)
-    return found
+            paths.setdefault(id(part), path)
+    return paths
 
 
 def _signature(f: Callable[..., Any]) -> inspect.Signature:
@@ -307,12 +323,12 @@ _STARS: Final[Mapping[Any, str]] = {
 def _of_fixed_parameters(
     f: Callable[..., Any], signature: inspect.Signature
 ) -> Callable[[dict[str, Any]], Any]:
-    """A call of `f` with values of its parameters by name. `*args` and `**kwargs` are
-    two of them: one proxy stands for the tuple, another for the dict.
+    """Return a call of `f` that takes the values of its parameters by name. `*args` and
+    `**kwargs` count as parameters: one proxy is the tuple, another the dict.
 
     Raises:
-        ArgumentTypeError: `f` takes any number of arguments, and Python does not show
-            its code.
+        ArgumentTypeError: `f` takes any number of arguments, and is not written in
+            Python.
     """
     parameters = signature.parameters.values()
     if not any(p.kind in _STARS for p in parameters):
@@ -346,23 +362,27 @@ def _of_fixed_parameters(
     return lambda args: fixed(*bound, *(args[name] for name in order))
 
 
-def _checked(given: Any, signature: inspect.Signature) -> Mapping[str, Any]:
-    """`concrete_args`, which names parameters."""
-    if not isinstance(given, Mapping):
+def _checked(concrete_args: Any, signature: inspect.Signature) -> Mapping[str, Any]:
+    """Return `concrete_args`.
+
+    Raises:
+        ArgumentTypeError: it is no mapping, or names no parameter.
+    """
+    if not isinstance(concrete_args, Mapping):
         raise ArgumentTypeError(
             "symbolic_trace: `concrete_args` must be a mapping from the names of "
-            f"parameters to values, and is `{type(given).__name__}`."
+            f"parameters to values, and is `{type(concrete_args).__name__}`."
         )
-    for name in given:
+    for name in concrete_args:
         if name not in signature.parameters:
             raise ArgumentTypeError(
                 f"symbolic_trace: `concrete_args` has {name!r}, and the parameters are "
                 f"{', '.join(signature.parameters)}."
             )
-    return given
+    return concrete_args
 
 
-# --- which traces run -----------------------------------------------------------------
+# --- active traces --------------------------------------------------------------------
 
 
 class _Active(threading.local):
@@ -382,13 +402,13 @@ def _is_active(tracer: Tracer) -> bool:
 
 
 def current_tracer() -> Tracer | None:
-    """The innermost symbolic trace that runs in this thread."""
+    """Return the innermost symbolic trace of this thread, or None."""
     return _active.tracers[-1] if _active.tracers else None
 
 
 @contextmanager
 def tracing(tracer: Tracer) -> Iterator[None]:
-    """Within the block, `tracer` records what is done with its proxies."""
+    """Within the block, `tracer` records the operations on its proxies."""
     global _running
     with _lock:
         _running += 1
@@ -408,7 +428,7 @@ def tracing(tracer: Tracer) -> Iterator[None]:
 
 
 def _record(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proxy | None:
-    """The call as a node, if a proxy is among its arguments."""
+    """Record a call as a node, if a proxy is among its arguments."""
     proxy = find_proxy((args, kwargs))
     if proxy is None:
         return None

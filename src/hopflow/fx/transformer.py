@@ -1,4 +1,4 @@
-"""`Transformer`: an interpreter whose values are proxies, so that it writes a graph."""
+"""`Transformer`: an interpreter that runs on proxies, and so records a new graph."""
 
 from typing import Any
 
@@ -16,15 +16,26 @@ from hopflow.graph.verifier import verify
 
 
 class Transformer(Interpreter):
-    """Makes a new module of `module`, node by node.
+    """Make a new module from `module`, node by node.
 
-    A method for a kind of node gets proxies, and returns what shall stand for the node:
-    by default a node like it. What it computes from the proxies is recorded. The bodies
-    of operators are transformed too, as `open_bodies` has them.
+    The method for a kind of node gets proxies, and returns a replacement for the node:
+    by default a copy of it. Operations of the method on proxies are recorded. The
+    bodies of operators are transformed too, as modules (see `open_bodies`).
 
-    Of a captured module, tensors without values take the place of proxies, and the
-    methods are called for the nodes of bodies too. What they read there of outside
-    (a tensor, a value of a node around the operator) is passed to the operator.
+    For a captured module, tensors without values take the place of proxies, and the
+    methods run for the nodes of bodies too. A value that a method reads there from
+    outside (a tensor, or a value of a node around the operator) is passed to the
+    operator.
+
+    >>> class Cosines(hf.fx.Transformer):
+    ...     def call_function(self, target, args, kwargs):
+    ...         target = hf.cos if target is hf.sin else target
+    ...         return super().call_function(target, args, kwargs)
+    >>> print(Cosines(hf.symbolic_trace(lambda x: hf.sin(x))).transform())
+    def forward(self, x):
+        cos = hf.cos(x)  # ...
+        return cos
+    <BLANKLINE>
     """
 
     runs_bodies = False
@@ -36,24 +47,24 @@ class Transformer(Interpreter):
 
     @entry
     def transform(self) -> Any:
-        """The new module, of the same kind; the old one stays as it is.
+        """Return the new module, of the same kind; the old one does not change.
 
         Raises:
-            CarryTypeError: a method has changed the type of a carry.
+            CarryTypeError: a method changed the type of a carry.
             GraphError: the new graph breaks a rule of captured graphs.
-            MutationError: a method has written to a value of a captured graph.
+            MutationError: a method wrote to a value of a captured graph.
         """
         if isinstance(self.module, Captured):
             return self._retraced(self.module)
-        given = self.module
+        original = self.module
         try:
-            return self._transformed(open_bodies(given))
+            return self._transformed(open_bodies(original))
         finally:
-            self.module = given
+            self.module = original
 
     def _transformed(self, module: GraphModule) -> GraphModule:
-        """The new module for one of `fx`, which may be a body in another."""
-        before = self.module, self.tracer, self.env
+        """Return the new module for one of `fx`, which may be a body."""
+        previous = self.module, self.tracer, self.env
         self.module, self.tracer = module, type(self.tracer)()
         try:
             self.tracer.start(module, module.graph.name, paths_of(module))
@@ -61,7 +72,7 @@ class Transformer(Interpreter):
                 self.run_nodes()
             return GraphModule(self.tracer.graph)
         finally:
-            self.module, self.tracer, self.env = before
+            self.module, self.tracer, self.env = previous
 
     def _retraced(self, module: Captured) -> Captured:
         graph = retraced(module.graph, self.run_graph)
@@ -72,7 +83,7 @@ class Transformer(Interpreter):
         if isinstance(node, CapturedNode):
             return super().run_node(node)
         result = super().run_node(node)
-        if isinstance(result, Proxy):  # notes go along
+        if isinstance(result, Proxy):  # keep the notes
             result.node.meta = {**node.meta, **result.node.meta}
         return result
 
@@ -122,5 +133,5 @@ class Transformer(Interpreter):
         )
 
     def _annotation(self) -> Any:
-        """What the user has annotated the node with that runs."""
+        """Return the user's annotation of the running node."""
         return self._node.type if isinstance(self._node, Node) else None

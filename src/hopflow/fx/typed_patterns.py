@@ -1,8 +1,9 @@
-"""Patterns as captured graphs: a function traced for types of its parameters.
+"""Patterns as captured graphs: functions traced for certain types of their parameters.
 
-What a function does depends on these (`a + b` of an i32 and an f32 converts the first),
-so a pattern is several graphs: one for each choice of types that leads to operations
-which the graph has. A parameter without a type yet asks for one when it is used.
+The operations of a function depend on these types (`a + b` of an i32 and an f32
+converts the first). So a pattern is several graphs: one for each choice of types that
+leads to calls which the searched graph contains. A parameter gets its type when the
+function first uses it.
 """
 
 import inspect
@@ -38,11 +39,11 @@ from hopflow.trace.tracer import Tracer, trace_into
 
 @dataclass(frozen=True, slots=True)
 class TypedPattern:
-    """A function as a graph.
+    """A pattern as a graph.
 
-    graph      its inputs are symbols, then what it was given and what it captures
-    inputs     by the position of a parameter: the input that it is, if it was used
-    captures   input -> the tensor from outside that it stands for
+    graph      its inputs are symbols, then operands and captures
+    inputs     position of a parameter -> the input, for the parameters that are used
+    captures   input -> the tensor that it captures
     results    what the function returns: one value, or those of a tuple or list
     """
 
@@ -52,15 +53,15 @@ class TypedPattern:
     results: tuple[Arg, ...] = ()
 
 
-def parameters_of(what: str, f: Any) -> list[str]:
-    """The names of a function's parameters.
+def parameters_of(argument: str, f: Any) -> list[str]:
+    """Return the names of a function's parameters.
 
     Raises:
         ArgumentTypeError: it is no function, or takes any number of arguments.
     """
     if not callable(f):
         raise ArgumentTypeError(
-            f"replace_pattern: `{what}` must be a function, and is "
+            f"replace_pattern: `{argument}` must be a function, and is "
             f"`{type(f).__name__}`."
         )
     parameters = inspect.signature(f).parameters.values()
@@ -75,52 +76,53 @@ def parameters_of(what: str, f: Any) -> list[str]:
 # --- types ----------------------------------------------------------------------------
 
 
-class Shadows:
-    """The types of a graph as patterns have them, over symbols of their own.
+class Renaming:
+    """A renaming of the symbols of a graph to fresh ones, which patterns are traced
+    over.
 
-    Nobody knows more of these symbols than their ranges: to try a pattern decides
-    nothing about the sizes of the graph.
+    Of the fresh symbols only the ranges are known, so that tracing a pattern adds no
+    guard on the sizes of the graph.
 
-    shadows      symbol of the graph -> the one that patterns have for it
-    unshadowed   the other way round
-    sizes        symbol of the graph -> what is known of it, over symbols of patterns
+    fresh      symbol of the graph -> its fresh symbol
+    original   fresh symbol -> symbol of the graph
+    sizes      symbol of the graph -> its simplified size, over fresh symbols
     """
 
     def __init__(self, symbols: Iterable[Symbol]) -> None:
-        self.shadows: dict[Symbol, Symbol] = {
+        self.fresh: dict[Symbol, Symbol] = {
             s: free_symbols(fresh_symbol(s))[0] for s in symbols
         }
-        self.unshadowed = {shadow: symbol for symbol, shadow in self.shadows.items()}
-        plain: dict[Symbol, Size] = {s: size_of(t) for s, t in self.shadows.items()}
-        self.sizes = {s: substitute(_settled(s), plain) for s in self.shadows}
+        self.original = {fresh: symbol for symbol, fresh in self.fresh.items()}
+        plain: dict[Symbol, Size] = {s: size_of(t) for s, t in self.fresh.items()}
+        self.sizes = {s: substitute(_simplified(s), plain) for s in self.fresh}
 
     def type(self, type_: TensorType) -> TensorType:
-        """A type of the graph as patterns have it."""
+        """Return a type of the graph over fresh symbols."""
         sizes = [substitute(n, self.sizes) for n in type_.shape]
         return type_.with_shape(sizes).strong()
 
 
-def _settled(symbol: Symbol) -> Size:
-    """A symbol as a size: what it is known to be."""
+def _simplified(symbol: Symbol) -> Size:
+    """Return a symbol as a size, simplified by what its environment knows."""
     size = size_of(symbol)
     return symbol.env.simplify(size) if isinstance(symbol.env, ShapeEnv) else size
 
 
-# These two pass through whatever the pattern, and hopflow, do about errors.
-class _Asked(BaseException):
-    """A parameter was used whose type was not chosen yet."""
+# No handler of the pattern or of hopflow catches these two.
+class _TypeNeeded(BaseException):
+    """A parameter is used before its type is chosen."""
 
     def __init__(self, position: int) -> None:
         super().__init__(position)
         self.position = position
 
 
-class _Absent(BaseException):
-    """The pattern has a call of a kind that the graph has not."""
+class _CallAbsent(BaseException):
+    """The pattern has a call of a kind that the graph does not contain."""
 
 
 class _Untyped(Tensor):
-    """A parameter whose type was not chosen yet."""
+    """A parameter whose type is not chosen yet."""
 
     __slots__ = ("position",)
 
@@ -129,16 +131,19 @@ class _Untyped(Tensor):
 
     @property
     def type(self) -> TensorType:
-        raise _Asked(self.position)
+        raise _TypeNeeded(self.position)
 
 
 def kind_of_call(op: Any, types: Iterable[TensorType]) -> Any:
-    """What calls of an operation on args of these types have in common."""
+    """Return the kind of a call: its operation, and the types of its args."""
     return op, *map(str, types)
 
 
 class _PatternTracer(Tracer):
-    """Gives up at the first call of a kind that the graph has not."""
+    """Trace a pattern, up to the first call of a kind that the graph does not contain.
+
+    present   the kinds of calls of the graph; None accepts all
+    """
 
     __slots__ = ("present",)
 
@@ -150,11 +155,11 @@ class _PatternTracer(Tracer):
         if self.present is not None:
             types = [self.arg(a).type for a in args]
             if kind_of_call(op, types) not in self.present:
-                raise _Absent
+                raise _CallAbsent
         return super().record(op, args, params)
 
 
-# What is wrong for any types of the arguments.
+# Errors that do not depend on the types of the arguments.
 _ALWAYS_WRONG: Final = (
     CapturedTensorError,
     EscapedValueError,
@@ -168,32 +173,33 @@ _ALWAYS_WRONG: Final = (
 def typed_patterns(
     f: Callable[..., Any], types: Iterable[TensorType], present: Collection[Any]
 ) -> list[TypedPattern]:
-    """The graphs of `f` for all choices of types that it takes.
+    """Return the graphs of `f` for all choices of types that it accepts.
 
     Args:
-        present: The kinds of calls that a graph must be made of; see `kind_of_call`.
+        types: The types to choose from.
+        present: The kinds of calls that the graphs may contain; see `kind_of_call`.
 
     Raises:
-        TraceError: `f` asks a tensor for its value.
+        TraceError: `f` needs the value of a tensor.
     """
     candidates = list(dict.fromkeys(t.strong() for t in types))
     names = parameters_of("pattern", f)
     pending: list[dict[int, TensorType]] = [{}]
-    found: list[TypedPattern] = []
+    patterns: list[TypedPattern] = []
     while pending:
         chosen = pending.pop()
         try:
-            found.append(typed(f, names, chosen, present))
-        except _Asked as asked:
-            more = [{**chosen, asked.position: type_} for type_ in candidates]
-            pending += reversed(more)
-        except _Absent:
+            patterns.append(typed(f, names, chosen, present))
+        except _TypeNeeded as needed:
+            choices = [{**chosen, needed.position: type_} for type_ in candidates]
+            pending += reversed(choices)
+        except _CallAbsent:
             continue
         except HopflowError as error:
             if isinstance(error, _ALWAYS_WRONG):
                 raise
-            continue  # it does not take these types
-    return found
+            continue  # `f` does not take these types
+    return patterns
 
 
 def typed(
@@ -202,11 +208,11 @@ def typed(
     types: dict[int, TensorType],
     present: Collection[Any] | None = None,
 ) -> TypedPattern:
-    """The graph of `f` for parameters of these types.
+    """Return the graph of `f` for parameters of these types, by position.
 
     Raises:
-        ArgumentValueError: `f` uses a parameter that has none (if `present` is None).
-        MutationError: it writes to a parameter or to a tensor from outside.
+        ArgumentValueError: `f` uses a parameter without a type (if `present` is None).
+        MutationError: it writes to a parameter or to a captured tensor.
     """
     tracer = _PatternTracer(None, name_of(f))
     tracer.present = present
@@ -221,14 +227,14 @@ def typed(
     ]
     inputs = {i: args[i].source for i in types}
     try:
-        outputs = trace_into(tracer, lambda: _called(f, names, args), ())
+        outputs = trace_into(tracer, lambda: _call(f, names, args), ())
         graph = tracer.close(outputs)
-    except _Asked as asked:
+    except _TypeNeeded as needed:
         if present is not None:
             raise
         raise ArgumentValueError(
             f"replace_pattern: `{name_of(f)}` uses its parameter "
-            f"`{names[asked.position]}`, which the pattern does not use."
+            f"`{names[needed.position]}`, which the pattern does not use."
         ) from None
     tensors = [*tracer.operands, *(c.tensor for c in tracer.captures.values())]
     for tensor in filter(is_written, tensors):
@@ -236,12 +242,12 @@ def typed(
             f"replace_pattern: `{name_of(f)}` writes to a tensor {tensor.type} that it "
             "is given or reads from outside. Return the new value instead."
         )
-    found = tracer.captures.values()
-    captures: dict[Var, Value] = {c.input: c.origin for c in found}
+    traced_captures = tracer.captures.values()
+    captures: dict[Var, Value] = {c.input: c.origin for c in traced_captures}
     return TypedPattern(graph, inputs, captures, graph.outputs)
 
 
-def _called(
+def _call(
     f: Callable[..., Any], names: Sequence[str], args: Sequence[Any]
 ) -> list[Operand]:
     by_name = {

@@ -240,7 +240,7 @@ def _size(size: int | SymInt, symbols: dict[Symbol, int]) -> str:
 
 # --- objects of no static kind --------------------------------------------------------
 
-# id -> (a weak reference to the object, or the object itself, and its number). An object
+# id -> (a weak reference to the object, or the object itself; its number). An object
 # that cannot be weakly referenced is kept alive, so that no other object gets its id.
 _tokens: dict[int, tuple[Any, int]] = {}
 _numbers: Final = count()
