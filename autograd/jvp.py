@@ -1,5 +1,4 @@
-"""Forward-mode differentiation: nodes and graphs run on pairs of a value and a
-tangent."""
+"""Forward-mode differentiation: run nodes and graphs on values with tangents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from hopflow.zeros import Tangent, Zero, is_zero
 
 @dataclass(frozen=True, slots=True)
 class Dual:
-    """A value and its tangent. In reverse mode the tangent belongs to a linear
-    trace."""
+    """A value and its tangent, which in reverse mode belongs to a linear trace."""
 
     value: Operand
     tangent: Tangent
@@ -65,9 +63,8 @@ def run_node(
         values = bind(op, operands, params)
         with using(linear or here):
             return values, apply_jvp(op, operands, tangents, values, params)
-    if linear is None or not any(
-        linear_tracers(tangents)
-    ):  # no linear trace is involved
+    # Tangents outside of a linear trace are values.
+    if linear is None or not any(linear_tracers(tangents)):
         return op.jvp_rule(operands, tangents, params)  # type: ignore[no-any-return]
     values, derivative = op.linearize_rule(operands, tangents, params)
     with using(linear):

@@ -46,8 +46,7 @@ class LinearTracer(Tracer):
         self.is_body = False
 
     def below(self, operand: Operand) -> Operand:
-        """Return a residual as a value of the tracer below; any other operand
-        unchanged."""
+        """Return a residual as a value of the tracer below, else the operand itself."""
         if type(operand) is not TracedTensor or operand.tracer is not self:
             return operand
         node = operand.source.node

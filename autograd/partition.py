@@ -149,8 +149,7 @@ class _Rules:
     repeated: set[Node]
 
     def stays(self, var: Var) -> bool:
-        """Whether a var cannot leave the graph: it is, or has, a size that is
-        defined there."""
+        """Whether a var cannot leave the graph: it depends on a size defined there."""
         sizes = free_symbols(*var.type.shape)
         return (
             var.node.symbol in self.local_symbols
@@ -200,8 +199,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _save_cost(var: Var) -> int:
-    """The cost of saving one more value. A view costs more than its base, to save
-    the base."""
+    """The cost of saving one more value: a base is preferred to its view."""
     return 9 if _is_view(var.node) else 8
 
 

@@ -1,5 +1,4 @@
-"""Custom rules that map cotangents only: a node of linear graphs that is only
-transposed."""
+"""Custom rules that only map cotangents: nodes that are only transposed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias

@@ -153,8 +153,7 @@ def jvp(
 
 
 class _DualNode(NamedTuple):
-    """The node that computes results and tangents: its args and results, and its
-    params."""
+    """The node that computes results and tangents: args, results and params."""
 
     args: list[_Slot]
     results: list[_Slot]
@@ -240,8 +239,7 @@ def input_like(tracer: Tracer, var: Var, *, twin: bool = False) -> TracedTensor:
 def duals(
     graph: Graph, values: dict[int, Value], tangents: dict[int, Value]
 ) -> tuple[list[Value], list[Dual]]:
-    """Return the inputs of a region: the symbols, and the others with their
-    tangents."""
+    """Return the inputs of a region: symbols, and the others with their tangents."""
     count = len(graph.symbols)
     symbols = [values[i] for i in range(count)]
     inputs = [

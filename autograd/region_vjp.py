@@ -155,8 +155,7 @@ class _Residual:
     arg: int | None = None
 
     def type_in(self, regions: Sequence[Region], k: int) -> TensorType:
-        """Return its type over the symbols of region `k`: regions may use different
-        symbols."""
+        """Return its type over the symbols of region `k`, which may be others."""
         if self.region == k or self.type.is_static:
             return self.type
         sizes = same_symbols(regions[self.region], regions[k])

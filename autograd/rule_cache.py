@@ -24,8 +24,7 @@ from hopflow.zeros import Tangent, Zero
 
 
 class _Program(NamedTuple):
-    """A sequence of operations. Its values are numbered: constants, inputs, then
-    results."""
+    """Operations whose values are numbered: constants, inputs, then results."""
 
     constants: list[Operand]
     steps: list[tuple[Any, list[int], dict[str, Any]]]
@@ -52,8 +51,7 @@ class _Program(NamedTuple):
 
     @classmethod
     def closed(cls, tracer: Tracer, outputs: Sequence[Operand]) -> "_Program":
-        """Return the program of a trace. Its captures are tensors that it made from
-        data."""
+        """Return the program of a trace, whose captures are tensors made from data."""
         graph = tracer.close(outputs)
         eliminate_dead_code(graph)
         captures = tracer.captures.values()
@@ -184,8 +182,7 @@ def _recorded(
     results: Sequence[Value],
     params: dict[str, Any],
 ) -> Recorded | None:
-    """Return the recorded rule, or None at the first call and for a rule that reads
-    values."""
+    """Return the recorded rule; None at the first call, or if it reads values."""
     parts: list[Any] = [op]
     for operand in (*operands, *results):
         type_ = operand.type

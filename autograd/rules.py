@@ -82,8 +82,7 @@ def _summed(
     operands: Sequence[Any],
     params: dict[str, Any],
 ) -> Tangent:
-    """Return the sum of the partial derivatives, each applied to its operand's
-    tangent."""
+    """Return the sum of the partial derivatives, each applied to its tangent."""
     total: Tangent = Zero(result.type)
     for partial, tangent in zip(partials, tangents, strict=True):
         if partial is not None and not isinstance(tangent, Zero):

@@ -1,5 +1,4 @@
-"""`Tape`: a trace that also computes, so that Python can read values while it
-records."""
+"""`Tape`: a trace that also computes, so that Python can read values."""
 
 from collections.abc import Iterator, Sequence
 
@@ -49,11 +48,8 @@ class Tape(Functionalize):
         return values if type(node.op) is OpDef else _unaliased(values, operands)
 
     def tangent(self, arg: Arg) -> Tangent:
-        if (
-            type(arg) is Var
-            and (node_tangents := self.tangents.get(arg.node)) is not None
-        ):
-            return node_tangents[arg.index]
+        if type(arg) is Var and (tangents := self.tangents.get(arg.node)) is not None:
+            return tangents[arg.index]
         return Zero(arg.type)
 
     def has_tangent(self, value: Value) -> bool:
@@ -63,8 +59,7 @@ class Tape(Functionalize):
         return super().has_tangent(value)
 
     def current(self, tensor: Operand) -> tuple[Operand, Tangent]:
-        """Return what a tensor of this trace, or of one below, holds now, and its
-        tangent."""
+        """Return the present value of a tensor of any trace, and its tangent."""
         if isinstance(tensor, Constant):
             return tensor, Zero(tensor.type)
         var = self.read(self.localize(tensor))
@@ -83,8 +78,7 @@ def _unaliased(values: Sequence[Value], operands: Sequence[Operand]) -> Sequence
 
 
 def _memory(value: Value | None) -> Iterator[object]:
-    """Yield what a tensor shares with its views: its owner in each trace, then its
-    storage."""
+    """Yield what a tensor shares with its views: owners in traces, and the storage."""
     while isinstance(value, TracedTensor):
         value = value if value.storage is None else value.storage.owner
         yield value

@@ -1,5 +1,4 @@
-"""Transposition of linear graphs: cotangents of the operands from those of the
-results."""
+"""Transposition of linear graphs: from cotangents of results to operands."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -65,6 +64,5 @@ def transpose(
 
 
 def value_of_capture(origins: dict[Var, Operand]) -> Callable[[Arg], Operand]:
-    """Return a lookup of args: a constant is its own value, an input that of
-    `origins`."""
+    """Return a lookup: constants are their own values, inputs have `origins`."""
     return lambda arg: arg if isinstance(arg, Constant) else origins[arg]

@@ -1,5 +1,4 @@
-"""Symbolic graphs that Python code traces, writes and edits, without shapes: see
-docs/fx.md."""
+"""Symbolic graphs that Python traces, writes and edits; see docs/fx.md."""
 
 from hopflow.backends import module_of
 from hopflow.fx.drawing import FxGraphDrawer, to_dot

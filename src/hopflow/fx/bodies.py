@@ -37,8 +37,7 @@ def lifted(value: Any) -> list[Any]:
 
 
 def snapshot(value: Any) -> Any:
-    """Return a user's function with copies of its cells, which a loop may assign
-    anew."""
+    """Return a user's function with copies of its cells, as a loop may change them."""
     is_closure = isinstance(value, FunctionType) and value.__closure__
     if is_closure and not is_own_file(value.__code__.co_filename):
         return _Copy({}).of(value)

@@ -125,8 +125,7 @@ class _Writer:
         )
 
     def value(self, path: str, value: Any, name: str, prefix: str) -> str:
-        """Return the expression for an attribute; the class of a body is called
-        `name`."""
+        """Return the expression for an attribute; `name` is for the class of a body."""
         key = prefix + path
         if isinstance(getattr(value, "graph", None), Graph):
             name = re.sub(r"\W", "_", name)

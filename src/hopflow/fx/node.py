@@ -29,13 +29,8 @@ Kind: TypeAlias = Literal[
     "output",
 ]
 KINDS: Final = get_args(Kind)
-SCOPE: Final = (
-    "self",
-    "hf",
-    "np",
-    "op",
-    "operator",
-)  # names that the source of any graph may use
+# Names that the source of any graph may use.
+SCOPE: Final = ("self", "hf", "np", "op", "operator")
 _RESERVED: Final = frozenset([*dir(builtins), *SCOPE])
 
 # Python operators that write to their first argument.
@@ -52,8 +47,7 @@ _EFFECTS: Final = ("callback", "check", "check_is_size", "interrupt", "print_")
 
 
 def map_nodes(value: Any, f: Callable[["Node"], Any]) -> Any:
-    """Return `value` with `f` applied to each node in it, also in containers and
-    slices."""
+    """Return `value` with `f` applied to each node in it, at any depth."""
     if isinstance(value, Node):
         return f(value)
     return map_items(value, lambda item: map_nodes(item, f))
@@ -303,17 +297,13 @@ class Node:
     def stack_trace(self) -> str | None:
         """The user's line of the node after its callers within the traced function,
         in the format of a traceback."""
-        return (
-            None
-            if self.line is None
-            else "".join(map(_traceback_entry, self.line.stack))
-        )
+        return None if self.line is None else "".join(map(_entry, self.line.stack))
 
     def format_node(self) -> str:
-        """Return the node as one line: `%y : [num_users=1] =
-        call_function[target=sin](...)`.
+        """Return the node as one line.
 
-        An output is shown as `return %y`.
+        A call is `%y : [num_users=1] = call_function[target=sin](args = (%x,), ...)`,
+        an output `return %y`.
         """
         if self.kind == "output":
             return f"return {_shown(self._args[0])}"
@@ -415,8 +405,7 @@ class NodeList:
 
     @property
     def transform_code(self) -> CodeTransform | None:
-        """The function that rewrites the lines of the source; see
-        `on_generate_code`."""
+        """The function that rewrites the source; see `on_generate_code`."""
         return self._transform_code
 
     def find_nodes(self, kind: Kind, target: Any = None) -> list[Node]:
@@ -467,8 +456,7 @@ class NodeList:
         return self.create_node("placeholder", name, default, type_=type_)
 
     def get_attr(self, path: str, value: Any = None) -> Node:
-        """Add a read of the attribute at `path`; set the attribute if `value` is
-        given."""
+        """Add a read of the attribute at `path`; set it first if `value` is given."""
         if value is not None:
             self.attributes[path] = value
         return self.create_node("get_attr", path)
@@ -494,8 +482,7 @@ class NodeList:
     def node_copy(
         self, node: Node, f: Callable[[Node], Any] = lambda node: node
     ) -> Node:
-        """Add a copy of a node (of any graph), with `f` applied to the nodes that it
-        reads."""
+        """Add a copy of a node of any graph, with `f` applied to its inputs."""
         args, kwargs = map_nodes((node.args, node.kwargs), f)
         copy = self.create_node(
             node.kind, node.target, args, kwargs, node.name, node.type
@@ -642,7 +629,7 @@ class Arguments(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def _traceback_entry(line: SourceLine) -> str:
+def _entry(line: SourceLine) -> str:
     """Return a line as an entry of a traceback."""
     where = f", in {line.function}" if line.function else ""
     text = source_text(line)

@@ -137,8 +137,7 @@ def _is_computed(result: Arg) -> bool:
 
 
 def _constant(value: Any) -> Constant | None:
-    """Return a number among the arguments of an operation with its type; None for
-    others."""
+    """Return a number among the arguments as a typed constant, else None."""
     if type(value) in BARE:
         return Constant(value, TensorType(BARE[type(value)]))
     return value if isinstance(value, Constant) else None
@@ -161,8 +160,7 @@ def _is_same(before: Any, value: Any) -> bool:
 
 
 def _producer(pattern_arg: Var, value: Any) -> Node | None:
-    """Return the node that computes a value, if the value is the same one of its
-    results."""
+    """Return the node that computes a value as the result of the same index."""
     if not isinstance(value, Node):
         return None
     if len(pattern_arg.node.results) == 1:
@@ -184,8 +182,7 @@ def _operation(node: Node) -> CapturedNode | None:
 
 
 def _param(value: Any) -> Any:
-    """Return a param of an operation, with sizes in place of nodes that compute
-    them."""
+    """Return a param, with sizes in place of the nodes that compute them."""
     if isinstance(value, tuple):
         return tuple(map(_param, value))
     if isinstance(value, Node) and isinstance(value.target, SizeOf):

@@ -1,5 +1,4 @@
-"""The operations of captured graphs as functions, which nodes of symbolic graphs
-call."""
+"""The operations of captured graphs as functions for symbolic graphs to call."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -48,8 +47,7 @@ class Operation:
 
 @cache
 def operation(op: Any) -> Operation:
-    """Return the function of an operation without bodies; it is the same for each
-    call."""
+    """Return the one function for an operation without bodies."""
     return Operation(op, op.effects)
 
 
@@ -89,8 +87,7 @@ class RegionOperation(Operation):
 
 
 def _operand(arg: Any) -> Operand:
-    """Return an argument of a call as an operand; a number has the dtype of a
-    literal."""
+    """Return an argument as an operand; a number has the dtype of a literal."""
     if type(arg) in BARE:
         return Constant(arg, TensorType(BARE[type(arg)]))
     operand: Operand = current().value_of(arg) if isinstance(arg, SymInt) else arg
@@ -144,8 +141,7 @@ class Arguments:
 
 
 class Results:
-    """Return the results of a captured module, after the other effects of its
-    function."""
+    """Return the results of a captured module, after its other effects."""
 
     __name__ = "results"
     effects = frozenset({"write"})

@@ -1,5 +1,4 @@
-"""`replace_pattern`: replace the parts of a graph that match one function by
-another."""
+"""`replace_pattern`: replace parts of a graph that match a function."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain

@@ -222,8 +222,7 @@ _OPERATORS: Final[Mapping[np.ufunc, Callable[..., Any]]] = {
 
 
 def _define_operators() -> None:
-    """Define Python's operators on `Proxy`; each is recorded as the function of
-    `operator`."""
+    """Define the operators of `Proxy`, recorded as functions of `operator`."""
 
     def forward(f: Any) -> Any:
         def method(x: Proxy, *others: Any) -> Proxy:

@@ -218,9 +218,7 @@ def _inputs(
     tracer: Tracer, graph: Graph, renamed: Mapping[Symbol, Symbol]
 ) -> list[TracedTensor]:
     """Return inputs of a new graph like those of `graph`, over renamed symbols."""
-    sizes: dict[Symbol, Size] = {
-        old: as_size(new_sizes) for old, new_sizes in renamed.items()
-    }
+    sizes: dict[Symbol, Size] = {old: as_size(new) for old, new in renamed.items()}
     inputs: list[TracedTensor] = []
     for var in graph.inputs:
         node = var.node
@@ -229,13 +227,13 @@ def _inputs(
             inputs.append(TracedTensor(tracer, tracer.define(symbol)))
             continue
         type_ = var.type.with_shape([substitute(n, sizes) for n in var.type.shape])
-        new_sizes = {  # steps may change these sizes: only the input has them
+        new = {  # steps may change these sizes: only the input has them
             axis: n
             for axis, n in enumerate(type_.shape)
             if (symbol_ := plain_symbol(n)) is not None
             and symbol_ not in tracer.symbols
         }
-        tensor = tracer.operand(type_, node.name, new_sizes)
+        tensor = tracer.operand(type_, node.name, new)
         tensor.source.node.section = node.section
         inputs.append(tensor)
     return inputs

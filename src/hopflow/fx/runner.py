@@ -95,8 +95,7 @@ class Runner:
         return None
 
     def run_graph(self, graph: CapturedGraph, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the results of a captured graph, or of the body of an operator in
-        one."""
+        """Return the results of a captured graph, or of a body in one."""
         previous = self._frame, self.env, self._arguments
         frame = self._frame = Frame(graph, args)
         self.env = frame.env

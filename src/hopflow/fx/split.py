@@ -96,8 +96,7 @@ def _partition(split_callback: Callable[[Node], Hashable], node: Node) -> Hashab
 
 @dataclass
 class _Part:
-    """A partition: its calls, the values that it reads from others, and those that
-    others read."""
+    """A partition: its calls, and the values read from and by other partitions."""
 
     name: str
     nodes: list[Node] = field(default_factory=list)
@@ -124,8 +123,7 @@ def _find_values(
 
 
 def _is_returned_attribute(node: Node, part_of: Mapping[Node, Hashable]) -> bool:
-    """Whether an attribute is returned. Partitions have copies of those that they
-    read."""
+    """Whether an attribute is returned. Partitions copy those that they read."""
     return node.kind == "get_attr" and any(user not in part_of for user in node.users)
 
 

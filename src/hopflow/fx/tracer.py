@@ -85,8 +85,7 @@ class Tracer(TracerBase):
     def is_leaf_module(self, module: Any, path: str) -> bool:  # noqa: ARG002
         """Whether a call of a module becomes a node; other modules are traced into.
 
-        The default is True for the layers of `hf.nn`, and for classes with `is_leaf =
-        True`.
+        By default the layers of `hf.nn`, and classes with `is_leaf = True`, do.
         """
         return bool(getattr(module, "is_leaf", False))
 
@@ -163,8 +162,7 @@ class Tracer(TracerBase):
         return self.create_node("call_function", maker, args, {}, name_of(value))
 
     def path_of(self, value: Any) -> str:
-        """Return the path of a module or tensor; one outside of `root` gets a new
-        path."""
+        """Return the path of a module or tensor; a foreign one gets a new path."""
         existing = self._paths.get(id(value))
         if existing is not None:
             return existing

@@ -49,8 +49,10 @@ class SourceLine:
 
     @property
     def trail(self) -> str:
-        """The line and its callers as one text: `helper.py:3, called at step.py:4,
-        in while_loop/body, called at model.py:9`."""
+        """The line and its callers as one text.
+
+        For example `helper.py:3, in while_loop/body, called at model.py:9`.
+        """
         parts = [str(self)]
         for caller in reversed(self.stack[:-1]):
             is_operator = caller.file == OPERATOR_FILE
@@ -134,8 +136,7 @@ class Node:
 
     @property
     def graphs(self) -> "dict[str, Graph]":
-        """The subgraphs among the params, by name: `branches[0]` in a tuple
-        `branches`."""
+        """The subgraphs among the params by name, as `branches[0]` in a tuple."""
         graphs: dict[str, Graph] = {}
         for key, value in self.params.items():
             if isinstance(value, Graph):
@@ -198,8 +199,7 @@ class Graph:
         section: Section = "operand",
         symbol: Symbol | None = None,
     ) -> Var:
-        """Append a placeholder to `inputs`; the caller keeps the order of the
-        sections."""
+        """Append a placeholder; the caller keeps `inputs` in order of the sections."""
         node = Node("placeholder", None, (), {}, name=name, section=section)
         node.symbol = symbol
         var = Var(node, 0, type_)

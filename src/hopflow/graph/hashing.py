@@ -177,8 +177,7 @@ class _Encoder:
         return _SEPARATOR.join(pieces)
 
     def static(self, value: Any, symbols: dict[Symbol, int]) -> str:
-        """Return the text of a static parameter. The texts of 1, 1.0, True and "1"
-        differ."""
+        """Return the text of a static parameter: 1, 1.0, True and "1" differ."""
         kind = type(value)
         write = _WRITERS.get(kind)
         if write is not None:

@@ -123,8 +123,7 @@ class Sizes:
         match_shapes(declared, shape, self.known)
 
     def bind(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `params` with sizes bound, except in graphs, which have symbols of
-        their own."""
+        """Return `params` with sizes bound; graphs bind their symbols themselves."""
         if not self.known and not self._offers:
             return dict(params)
         return {key: map_sizes(value, self.size) for key, value in params.items()}

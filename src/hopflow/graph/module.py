@@ -344,8 +344,7 @@ class GraphModule:
 
     @property
     def code(self) -> str:
-        """The graph as Python source; see `graph.running` for the names that it
-        refers to."""
+        """The graph as Python source; `graph.running` has the names it needs."""
         return f"{HEADER}\n\n{format_graph(self.graph)}"
 
     def print_readable(self, print_output: bool = True) -> str:

@@ -1,5 +1,4 @@
-"""The origin of operations: the replayed node, the called module, and the root
-frame."""
+"""The origin of operations: the replayed node, the module, the root frame."""
 
 import threading
 from collections.abc import Iterator

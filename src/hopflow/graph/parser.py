@@ -81,8 +81,7 @@ or only those that are variables."""
 
 
 class Parsed(NamedTuple):
-    """A graph that was read, and the graph of each function by the function's
-    qualified name: `f.<locals>.then`."""
+    """A graph, and the graphs of its functions by name: `f.<locals>.then`."""
 
     graph: Graph
     functions: dict[str, Graph]
@@ -325,8 +324,7 @@ class _Reader:
         call: ast.Call,
         at: ast.stmt,
     ) -> None:
-        """Read `v0: f32[3] = sin(x)`, or `u0: i64 = int(item(x))`, which defines a
-        symbol."""
+        """Read `v0: f32[3] = sin(x)`, or `u0: i64 = int(item(x))` for a symbol."""
         types = self.types(scope, annotation)
         is_symbol = isinstance(call.func, ast.Name) and call.func.id == "int"
         match call:

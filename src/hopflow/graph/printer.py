@@ -83,8 +83,7 @@ Graph.text = format_graph
 
 
 def named_objects(graph: Graph) -> dict[str, Any]:
-    """Return the objects that the text of `graph` cannot represent, by their names
-    in it."""
+    """Return the objects that the text cannot represent, by their names in it."""
     writer = _Writer(0, graph)
     writer.root()
     return dict(writer.objects.values())
@@ -150,16 +149,14 @@ def identifier(name: str, default: str) -> str:
 
 
 def operator_name(name: str) -> str:
-    """Return the name of an operator in the text. Functions of sizes may share it:
-    `floor`."""
+    """Return the name of an operator in the text; sizes have functions as `floor`."""
     text = identifier(name, "operator")
     is_free = text not in RESERVED or (text in FUNCTIONS and text != "int")
     return text if is_free else f"{text}_"
 
 
 def _name_of(value: Any) -> str:
-    """Return the name of a function, of an object that has one, or of an object's
-    class."""
+    """Return the name of a function or object, or that of its class."""
     for key in ("__name__", "name"):
         if isinstance(name := getattr(value, key, None), str):
             return name
@@ -173,8 +170,7 @@ def format_line(line: SourceLine | None) -> str:
 
 
 def subgraph_path(path: str, node: Node, key: str) -> str:
-    """Return the operator path within the graph of `node` under `key`; `path` is the
-    node's."""
+    """Return the operator path within a graph of `node`; `path` is the node's."""
     inner = f"{node.op.name}/{key}"
     return f"{path} → {inner}" if path else inner
 
@@ -263,8 +259,7 @@ class Names:
                 self.unbound.setdefault(symbol, f"{self.vars[var]}.shape[{axis}]")
 
     def bind_symbols(self, values: Iterable[Any]) -> list[str]:
-        """Return statements that assign the symbols of static parameters not bound
-        yet."""
+        """Return statements that assign the static parameters' unbound symbols."""
         lines = []
         for symbol in static_symbols(values):
             if symbol not in self._bound and symbol in self.unbound:
@@ -283,8 +278,7 @@ class Names:
         return renamed(size, self.symbol) if isinstance(size, SymInt) else f"{size:d}"
 
     def type(self, type_: TensorType, scalar: str = "") -> str:
-        """Return the text of a type; `scalar` follows the dtype of a type without
-        axes."""
+        """Return the text of a type; `scalar` follows the dtype if it has no axes."""
         shape = ", ".join(map(self.size, type_.shape))
         return f"{type_.dtype.short}{f'[{shape}]' if shape else scalar}"
 
@@ -336,8 +330,7 @@ def _tuple(items: Sequence[str]) -> str:
 
 
 def format_constant(constant: Constant, *, bare: bool = True) -> str:
-    """Return a number, with its dtype unless the bare literal is allowed and has
-    this dtype."""
+    """Return a number, with its dtype unless a bare literal is allowed and enough."""
     value, dtype = constant.value, constant.type.dtype
     text = float.__repr__(value) if isinstance(value, float) else repr(value)
     return text if bare and BARE.get(type(value)) is dtype else f"{dtype.short}({text})"
@@ -364,8 +357,7 @@ class _Writer:
     def graph(
         self, graph: Graph, name: str, depth: int, visible: Mapping[Graph, str]
     ) -> None:
-        """Add a graph. `visible` are the subgraphs of enclosing graphs that it may
-        call."""
+        """Add a graph; it may call the `visible` subgraphs of enclosing graphs."""
         names = Names(self.survey.reserved, self.objects, _taken={*visible.values()})
         path = self.survey.paths[graph]
         inputs = self.inputs(graph, names)
@@ -476,6 +468,5 @@ def _filled(items: Sequence[str], room: int, last: str) -> list[str]:
 
 
 def subgraph_name(key: str) -> str:
-    """Return the name of the graph under param `key`: `branches_0` for
-    `branches[0]`."""
+    """Return the name of a graph in the text: `branches_0` for `branches[0]`."""
     return key.replace("]", "")

@@ -104,8 +104,7 @@ def _is_of(value: Any, file: str) -> bool:
 
 @dataclass(slots=True)
 class _Type:
-    """The name `f32` in the text: alone a dtype; `f32[3]` is a type, `f32(2.0)` a
-    constant."""
+    """The name `f32` in the text: a dtype; `f32[3]` a type, `f32(2.0)` a constant."""
 
     dtype: DType
 
@@ -145,8 +144,7 @@ class _Operator:
         return results[0] if len(results) == 1 else tuple(results)
 
     def static(self, value: Any, functions: dict[Graph, FunctionType]) -> Any:
-        """Return a param; for a function of the text its graph, and record it in
-        `functions`."""
+        """Return a param; a function becomes its graph, a key of `functions`."""
         if isinstance(value, tuple):
             return tuple([self.static(v, functions) for v in value])
         if isinstance(value, _Type):
@@ -159,8 +157,7 @@ class _Operator:
 
 
 def _call(function: FunctionType, inputs: Sequence[Any]) -> list[Any]:
-    """Call a function of the text on the inputs of its graph, and return its
-    results."""
+    """Call a function of the text on its graph's inputs; return the results."""
     code = function.__code__
     symbols, end = code.co_posonlyargcount, code.co_argcount
     names = code.co_varnames[end : end + code.co_kwonlyargcount]

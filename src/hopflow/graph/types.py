@@ -100,8 +100,7 @@ def same_type(a: TensorType, b: TensorType) -> bool:
 
 
 def may_be(a: TensorType, b: TensorType) -> bool:
-    """Whether a value of one type may be of the other: no sizes that are both
-    numbers differ."""
+    """Whether a value may be of both types: no sizes that are numbers differ."""
     return (
         a.dtype is b.dtype
         and a.ndim == b.ndim
