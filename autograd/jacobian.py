@@ -173,7 +173,7 @@ def _starts(values: Sequence[Value]) -> tuple[list[Size], Size]:
 
 
 def _parts(stack: Value, values: Sequence[Value]) -> list[Any]:
-    """The rows of a stack along axis 0 that belong to each of `values`."""
+    """Return the rows of a stack along axis 0 that belong to each of `values`."""
     starts, _ = _starts(values)
     pairs = zip(starts, values, strict=True)
     return [part(stack, 0, start, value.type.size) for start, value in pairs]

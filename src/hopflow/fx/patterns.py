@@ -31,14 +31,12 @@ def replace_pattern(
 ) -> list[Match]:
     """Replace each part of `module` that matches `pattern` by `replacement`.
 
-    A parameter of the pattern matches any value, and equal uses of it match equal
-    values. A call matches a call of the same function with the same constants, written
-    in the same way. No node outside of a match may read a value inside of it, none of
-    its results but the last may be read before the last is computed, and no node with
-    effects, such as a write, may stand between its nodes. Matches do not overlap, and
-    replacements are not matched again. If nodes call operations (in a captured module,
-    or in a module that `symbolic_trace` makes of one), the pattern is traced for the
-    types of these nodes.
+    A parameter of the pattern matches any value, and equal values if it is used twice.
+    A call matches a call of the same function with the same constants, written in the
+    same way; operations of captured modules match by the types of the nodes. Nothing
+    outside may read the inner values of a match, or a result before the last one, and
+    no node with effects may stand within. Matches do not overlap, and replacements are
+    not matched again.
 
     Args:
         module: Is changed in place, and recompiled.
@@ -52,17 +50,11 @@ def replace_pattern(
     Raises:
         ArgumentTypeError: an argument is of another kind.
         ArgumentValueError: the pattern returns a value that it does not compute, or the
-            two functions differ in their parameters or in the number of results.
+            functions differ in their parameters or in the number of results.
 
-    >>> module = hf.symbolic_trace(lambda x: hf.exp(x) - 1)
-    >>> matches = hf.fx.replace_pattern(
-    ...     module, lambda x: hf.exp(x) - 1, lambda x: hf.expm1(x)
-    ... )
-    >>> print(module)
-    def forward(self, x):
-        expm1 = hf.expm1(x)  # ...
-        return expm1
-    <BLANKLINE>
+    >>> module = hf.symbolic_trace(lambda x: hf.sin(x) + 1)
+    >>> len(hf.fx.replace_pattern(module, lambda x: hf.sin(x), lambda x: hf.cos(x)))
+    1
     """
     if not isinstance(module, GraphModule | Captured):
         raise ArgumentTypeError(

@@ -23,7 +23,7 @@ class Operator(Protocol):
     def name(self) -> str: ...
 
     def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
-        """The types of the results.
+        """Return the types of the results.
 
         Raises:
             HopflowError: the operands' types do not fit.

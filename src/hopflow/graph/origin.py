@@ -53,7 +53,7 @@ class replaying:
     """Within the block, operations take their place from `node`; without a node,
     from the Python stack."""
 
-    # A class, which is faster than a generator with `contextmanager`.
+    # A class is entered and left faster than a `contextmanager`.
     __slots__ = ("node", "previous")
 
     def __init__(self, node: _Placed = _NOWHERE) -> None:
