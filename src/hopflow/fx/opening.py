@@ -29,7 +29,7 @@ def open_bodies(module: GraphModule) -> GraphModule:
     A function passed to a function of hopflow becomes `partial(body, *captured)`:
     `body` is an attribute, traced symbolically, whose first parameters are the values
     that the function closes over. A function that needs the value of a proxy stays as
-    it is.
+    it is, and so does one that is given to an operator of a user's.
 
     Raises:
         ArgumentTypeError: `module` is no module of `fx`.
