@@ -9,7 +9,7 @@ from hopflow.hops.base import Call, check_scalar, truth
 from hopflow.hops.branches import Branching
 from hopflow.loop_ir.kernels import Branch
 from hopflow.ops.opdef import as_operand
-from hopflow.symbolic.asking import answer
+from hopflow.symbolic.asking import implied_truth
 from hopflow.symbolic.boolean import SymBool
 
 
@@ -26,7 +26,7 @@ class Cond(Branching):
     selects = "predicate"
 
     def prepare(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Call:
-        if isinstance(pred, SymBool) and (known := answer(pred)) is not None:
+        if isinstance(pred, SymBool) and (known := implied_truth(pred)) is not None:
             pred = known
         selector = as_operand(self.name, 0, pred)
         check_scalar(self.name, "`pred`", selector.type, "b")

@@ -15,7 +15,7 @@ from hopflow.ops.check import check
 from hopflow.ops.elementwise import clip, greater_equal, less, logical_and, minimum
 from hopflow.ops.opdef import as_operand, convert_to
 from hopflow.ops.rules import as_flag
-from hopflow.symbolic.asking import answer
+from hopflow.symbolic.asking import implied_truth
 from hopflow.symbolic.size import Size, SymInt
 
 
@@ -111,8 +111,8 @@ def _check_range(index: Operand | SymInt, count: int) -> None:
 def _known_branch(index: SymInt, count: int) -> Size:
     """The number of the branch that runs, if that is known, else the index."""
     for k in range(count):
-        below = k == 0 or answer(index >= k)
-        above = k == count - 1 or answer(index <= k)
+        below = k == 0 or implied_truth(index >= k)
+        above = k == count - 1 or implied_truth(index <= k)
         if below and above:
             return k
     return index

@@ -28,7 +28,7 @@ from hopflow.ops import batching
 from hopflow.ops.messages import Message, check_error
 from hopflow.ops.opdef import OPERATIONS, OpDef, Sample, as_operand, strong_constant
 from hopflow.ops.sizes import agreed, is_unbacked, less
-from hopflow.symbolic.asking import answer
+from hopflow.symbolic.asking import implied_truth
 from hopflow.symbolic.atoms import saturated
 from hopflow.symbolic.boolean import SymBool, any_of, relation
 from hopflow.symbolic.scalars import as_size, terms_of
@@ -242,9 +242,9 @@ def _match(
     n = x.shape[axis]
     equal = relation("==", terms_of(n - size))
     repeatable: bool | SymBool = relation("==", terms_of(n - 1)) if repeats else False
-    if answer(repeatable) is False:
+    if implied_truth(repeatable) is False:
         repeatable, repeats = False, False
-    if answer(equal) is False:
+    if implied_truth(equal) is False:
         equal, shown = repeatable, repeatable
     else:
         shown = equal
@@ -366,7 +366,9 @@ def _common(sizes: Sequence[Size]) -> tuple[Size, bool] | None:
             backed = both
     if backed != 1:  # a guard, if it is symbolic
         return backed, True
-    large = [n for n in unbacked if answer(relation("!=", terms_of(n - 1))) is True]
+    large = [
+        n for n in unbacked if implied_truth(relation("!=", terms_of(n - 1))) is True
+    ]
     if large:
         return large[0], True
     return (unbacked[0], False) if len(unbacked) > 1 else None

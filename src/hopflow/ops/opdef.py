@@ -22,7 +22,7 @@ from hopflow.graph.core import Constant
 from hopflow.graph.types import FLOAT_TYPE, SYMBOL_TYPE, TensorType
 from hopflow.loop_ir.kernels import Lowered
 from hopflow.ops.sizes import less
-from hopflow.symbolic.asking import asked
+from hopflow.symbolic.asking import guarded_truth
 from hopflow.symbolic.boolean import SymBool, all_of
 from hopflow.symbolic.size import Size, SymFloat, SymInt, free_symbols
 
@@ -414,7 +414,7 @@ def check_float_fits(number: SymFloat, dtype: DType) -> None:
     low, high = float(info.min) - 1, float(info.max) + 1
     # Floats beyond 2**53 are integers, and `info.min` is a float exactly.
     above = number >= info.min if low == info.min else number > low
-    if asked(all_of(above, number < high)) is False:
+    if guarded_truth(all_of(above, number < high)) is False:
         raise _out_of_range(number.hint, dtype)
 
 

@@ -7,7 +7,7 @@ facts, become guards by the hints of backed symbols, or raise a DataDependentErr
 from typing import Any
 
 from hopflow.graph.types import is_one, is_zero, same_size
-from hopflow.symbolic.asking import answer
+from hopflow.symbolic.asking import implied_truth
 from hopflow.symbolic.boolean import relation
 from hopflow.symbolic.facts import NOTHING
 from hopflow.symbolic.ranges import ValueRange
@@ -21,7 +21,7 @@ def less(a: Size, b: Size) -> bool | None:
     difference = a - b
     if isinstance(difference, int):
         return difference < 0
-    return answer(relation("<", terms_of(difference)))
+    return implied_truth(relation("<", terms_of(difference)))
 
 
 def is_unbacked(size: Size) -> bool:

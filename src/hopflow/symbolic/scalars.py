@@ -14,11 +14,11 @@ from hopflow.entries import speaks_for_user
 from hopflow.errors import ArgumentValueError, DataDependentError
 from hopflow.symbolic import atoms, terms
 from hopflow.symbolic.asking import (
-    answer,
-    asked,
-    decided,
+    bool_if_implied,
     floor_divide,
+    guarded_truth,
     hint_of,
+    implied_truth,
     modulo,
     not_zero,
 )
@@ -151,7 +151,7 @@ class SymInt(_Ordered):
         equal = relation("==", terms.subtract(self.expression, terms_of(other)))
         if isinstance(equal, SymBool) and any(s.hint is None for s in equal.symbols):
             return NOTHING.decide(equal) is True
-        return answer(equal) is True
+        return implied_truth(equal) is True
 
     def _compare(self, op: str, other: Any) -> Any:
         if isinstance(other, int | SymInt):
@@ -160,7 +160,7 @@ class SymInt(_Ordered):
             condition = compare_constant(op, self.expression, other)
         else:
             return NotImplemented
-        return decided(condition, self, op, other)
+        return bool_if_implied(condition, self, op, other)
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are equal: a SymBool if that is undecided.
@@ -384,7 +384,7 @@ class SymFloat(_Ordered):
         if not isinstance(other, int | float | SymInt | SymFloat):
             return NotImplemented
         condition = compare_floats(op, self.node, operand_of(other))
-        return decided(condition, self, op, other)
+        return bool_if_implied(condition, self, op, other)
 
     def __eq__(self, other: object) -> bool:
         result: bool = self._compare("==", other)
@@ -537,10 +537,10 @@ def _is_real_power(base: Number, exponent: Number) -> bool:
     if is_number and exponent >= 0:
         return (
             is_whole
-            or asked(compare_floats(">=", operand_of(base), _ZERO)) is not False
+            or guarded_truth(compare_floats(">=", operand_of(base), _ZERO)) is not False
         )
     op = "!=" if is_whole else ">"
-    return asked(compare_floats(op, operand_of(base), _ZERO)) is not False
+    return guarded_truth(compare_floats(op, operand_of(base), _ZERO)) is not False
 
 
 _ZERO: Final = (0.0).hex()
@@ -571,7 +571,7 @@ def _is_exact(terms: Terms) -> bool:
         return True
     low = relation(">=", plus_constant(terms, EXACT_INTEGER))
     high = relation("<=", plus_constant(terms, -EXACT_INTEGER))
-    return asked(low) is not False and asked(high) is not False
+    return guarded_truth(low) is not False and guarded_truth(high) is not False
 
 
 @speaks_for_user
