@@ -75,12 +75,13 @@ class Traced(NamedTuple):
 class Branching(RegionOperator):
     """An operator that runs one of several branches on the same operands.
 
-    selects   the role of the arg that says which
-    runs      how often each branch runs
+    selector_role  the role of the arg that says which branch runs: "index" for its
+                   number, "predicate" for a bool, by which the first runs if it holds
+    runs           how often each branch runs
     """
 
     lead = 1
-    selects: ClassVar[Role] = "operand"
+    selector_role: ClassVar[Role] = "operand"
     runs: ClassVar[Runs] = "at most once"
 
     def prepare_branches(
@@ -107,7 +108,7 @@ class Branching(RegionOperator):
             return None
         value = call.lead[0].value
         return list(call.functions)[
-            int(value if self.selects == "index" else not value)
+            int(value if self.selector_role == "index" else not value)
         ]
 
     def take(self, call: Call, key: str) -> Any:
@@ -272,7 +273,7 @@ class Branching(RegionOperator):
         parts = split_args(self, node.args, node.params)
         given = len(parts.operands) + len(parts.captures)
         args = roles(
-            (self.selects, self.lead),
+            (self.selector_role, self.lead),
             ("symbol", len(parts.symbols)),
             ("operand", given),
         )

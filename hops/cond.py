@@ -1,4 +1,8 @@
-"""`cond`: run one of two subgraphs, chosen by a boolean scalar. All its rules."""
+"""`cond`: run one of two subgraphs, chosen by a boolean scalar.
+
+`hops.branches.Branching` has what it shares with `switch`: tracing, types, writes and
+the signature, from which derivatives and batching follow as for every operator.
+"""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -23,7 +27,7 @@ class Cond(Branching):
     """
 
     name = "cond"
-    selects = "predicate"
+    selector_role = "predicate"
 
     def prepare(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Call:
         if isinstance(pred, SymBool) and (known := implied_truth(pred)) is not None:
@@ -52,7 +56,7 @@ class Cond(Branching):
         then: Graph,
         else_: Graph,
     ) -> Branch:
-        return Branch(pred, (else_, then), inputs)
+        return Branch(pred, (else_, then), inputs)  # by number: False is 0
 
 
 COND = Cond()
@@ -67,12 +71,12 @@ def cond(
     """`true_fn(*operands)` if `pred` holds, else `false_fn(*operands)`; see `Cond`.
 
     Args:
-        pred: bool[], or a Python bool, by which one function is called alone.
+        pred: bool[]. For a Python bool the other function is not called at all.
         true_fn, false_fn: Called with the operands: spread if they are a tuple, else as
             one argument. They may read and write tensors of enclosing functions, and
             return any pytree; both the same structure, ranks and dtypes (a Python
-            number takes the dtype that the other branch returns). A size in which they
-            differ is known to the run alone.
+            number takes the dtype that the other branch returns). Where the shapes
+            differ in a size, the result has a symbolic size that each run determines.
         operands: A pytree of tensors and numbers.
 
     Raises:

@@ -28,7 +28,7 @@ class Switch(Branching):
     """
 
     name = "switch"
-    selects = "index"
+    selector_role = "index"
 
     def prepare(self, index: Any, branches: Any, operands: Any, checked: Any) -> Call:
         if not isinstance(branches, Sequence):
