@@ -1,24 +1,26 @@
-"""Passes compared: after each, a program computes what it did before, in every bit.
+"""Check of each pass: a program computes after it what it did before, in every bit.
 
-The interpreter runs a kernel program before and after each pass on a few drawn inputs;
-the tagged one runs it with its memory planned, and stops where an element is read that
-another value has written over. Inputs depend on their types alone.
+The interpreter of kernel programs runs the program as it was lowered, and again after
+each pass that changed it, on a few random inputs. At last the interpreter of planned
+memory (`compiler.memory.interpreter`) runs it, and stops where an element is read that
+another value has overwritten. The inputs are a function of the parameters' types alone,
+so that a failure repeats.
 
-    sizes      static ones as they are; symbols are what the program was traced with, if
-               that is small, and 0, 1 and other small numbers that may be
-    integers   small, so that most indices are in range, and loops take few steps; and
-               0 and below, beside such as are out of range, so that loops take none
-    Python     is not called: a callback gives numbers that depend on what it is given
+    sizes      static ones as they are; for symbols the values that the program was
+               traced with, then 0, 1 and other small numbers that facts allow
+    integers   small, so that most indices are in range and loops take few steps; also
+               negative ones and 0 beside indices out of range, so that loops take none
+    callbacks  Python is not called: results are random, seeded by the operands
 
 A pass has to keep results, the check or routine that stops the program, and what
 callbacks are given, in their order: `docs/notes/effects_and_order.md` and
 `docs/notes/numerics_and_bits.md`. What is not compared:
 
-- A run that takes more than `STEPS` steps of the interpreter, or a program of larger
-  inputs: many elements or trips, a `while` that does not end on what was drawn.
-- A run in which the program that was lowered reads out of range: what was drawn then
-  breaks a promise that was made when it was traced, such as a guard of sizes.
-- Progress of loops: nobody is told.
+- Runs of more than `STEPS` steps of the interpreter, and programs of inputs with more
+  than `MOST_ELEMENTS` elements.
+- Runs in which the program as it was lowered reads out of range: such inputs violate a
+  condition that holds for each real call, such as a guard on sizes.
+- The progress that loops report.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,16 +50,18 @@ from hopflow.graph.types import TensorType
 from hopflow.symbolic.size import Symbol, substitute
 
 STEPS: Final = 3_000
-"""Of the interpreter, for one run of a program as it was lowered; after passes it may
-take `MORE` times as many."""
-ALL: Final = 6_000
-"""The steps of all runs of a program as it was lowered: small ones run more often."""
-MORE: Final = 4
+"""The most steps of the interpreter in one run of a program as it was lowered."""
+STEPS_OF_ALL_RUNS: Final = 6_000
+"""The most steps of all runs of a program together: small programs run more often."""
+SLOWDOWN: Final = 4
+"""How many times the steps of the run before passes one after them may take."""
 RUNS: Final = 10
-LARGEST: Final = 4_000
-"""Elements of all inputs of a program that is compared."""
+"""The most runs of a program."""
+MOST_ELEMENTS: Final = 4_000
+"""The most elements of all inputs of one run."""
 SIZES: Final = ((3, 4, 2, 5), (0,), (1,), (4,), (2, 8, 6, 1))
-"""What the symbols of a program are, by turns, beside their hints."""
+"""Sizes for the symbols of a program, in runs without hints: the first symbol has the
+first number of a row, and so on around."""
 INTEGERS: Final = (
     ((0, 4), (0, 4)),
     ((-1, 1), (7, 13)),
@@ -65,9 +69,9 @@ INTEGERS: Final = (
     ((7, 13), (-1, 1)),
     ((-1, 1), (-1, 1)),
 )
-"""Where integers are from, in one run and the next: those of some inputs, and of the
-others. At the edges some make loops take no step while others miss or are 0, and then
-it is the other way."""
+"""Ranges of integers, a row for each run: one for some inputs, one for the others. The
+first row is ordinary. In the others are 0, negative numbers and indices out of range,
+also for some inputs alone: a loop takes no step while an index is out of range."""
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Plans: TypeAlias = Mapping[KernelProgram, MemoryPlan]
@@ -75,13 +79,17 @@ Execute: TypeAlias = Callable[[Sequence[Array], Host], list[Array]]
 
 
 class _OutOfSteps(Exception):
-    """A run takes too long."""
+    """A run has taken the steps that it may take."""
 
 
 @dataclass
-class _Drawn(Host):
-    """A process in which nothing happens: it counts the steps of a run, and notes what
-    Python is given."""
+class _RecordingHost(Host):
+    """The process around a run: it counts steps, and records the calls of Python
+    instead of making them.
+
+    steps   how many are left
+    calls   the nodes of the callbacks, with copies of their operands
+    """
 
     steps: int
     calls: list[tuple[Node, list[Array]]] = field(default_factory=list)
@@ -99,7 +107,11 @@ class _Drawn(Host):
 
 @dataclass(frozen=True)
 class _Run:
-    """What a program gives for some inputs."""
+    """What one run of a program has given.
+
+    steps   how many it took
+    trap    what stopped it; None if it ended
+    """
 
     inputs: Sequence[Array]
     steps: int
@@ -108,8 +120,8 @@ class _Run:
     calls: Sequence[tuple[Node, list[Array]]]
 
 
-class _State:
-    """The blocks of a program, as they are at one time."""
+class _Snapshot:
+    """The blocks of a program at one time, to compare and to restore."""
 
     def __init__(self, program: KernelProgram) -> None:
         self.blocks = [
@@ -121,7 +133,7 @@ class _State:
         ]
 
     def restore(self) -> None:
-        """Have the program be what it was."""
+        """Make the program what it was when the snapshot was taken."""
         for block, parameters, results, equations in self.blocks:
             block.parameters, block.results = list(parameters), list(results)
             block.equations = [equation for equation, *_ in equations]
@@ -131,24 +143,25 @@ class _State:
 
 
 class ComparedPasses:
-    """What a program computes, as it was lowered."""
+    """The runs of a program as it was lowered, which later runs are compared with."""
 
     def __init__(self, program: KernelProgram) -> None:
         self.program = program
-        self._state = _State(program)
+        self._state = _Snapshot(program)
         self._runs = list(_runs(program))
 
     def after(self, name: str) -> None:
-        """Compare the program after a pass of this name.
+        """Compare the program after the pass `name` with the program as it was lowered.
 
         Raises:
-            PassError: It computes something else than it did before.
+            PassError: It computes something else; with the program before and after the
+                pass.
         """
-        state = _State(self.program)
+        state = _Snapshot(self.program)
         if state.blocks == self._state.blocks:
             return
         for before in self._runs:
-            wrong = _wrong(before, partial(run, self.program))
+            wrong = _disagreement(before, partial(run, self.program))
             if wrong is not None:
                 after = format_kernels(self.program)
                 self._state.restore()
@@ -158,14 +171,17 @@ class ComparedPasses:
         self._state = state
 
     def planned(self, plans: Plans) -> None:
-        """Compare the program with its memory planned, and that of what it calls.
+        """Compare a run in planned memory.
+
+        Args:
+            plans: The plan of the program, and those of the functions that it calls.
 
         Raises:
-            PassError: An element is read where another value is, or what is computed is
-                something else.
+            PassError: An element is read that another value has overwritten, or
+                something else is computed.
         """
         for before in self._runs:
-            wrong = _wrong(before, partial(run_planned, self.program, plans))
+            wrong = _disagreement(before, partial(run_planned, self.program, plans))
             if wrong is not None:
                 plan = format_memory(plans[self.program])
                 texts = f"{format_kernels(self.program)}\n\n{plan}"
@@ -173,12 +189,13 @@ class ComparedPasses:
 
 
 def _run(execute: Execute, inputs: Sequence[Array], steps: int) -> _Run | None:
-    """What a program gives, or None if it takes more steps.
+    """Run a program for at most `steps` steps; None if it takes more.
 
     Raises:
-        KernelProgramError: It reads out of range, or where another value is.
+        KernelProgramError: It reads out of range, or an element that another value has
+            overwritten.
     """
-    host, results, trap = _Drawn(steps), list[Array](), None
+    host, results, trap = _RecordingHost(steps), list[Array](), None
     try:
         results = execute(inputs, host)
     except KernelTrap as found:
@@ -191,50 +208,57 @@ def _run(execute: Execute, inputs: Sequence[Array], steps: int) -> _Run | None:
 # --- comparing ------------------------------------------------------------------------
 
 
-def _wrong(before: _Run, execute: Execute) -> str | None:
-    """How what a program gives differs from what it gave; None if it does not, or if it
-    takes too long."""
+def _disagreement(before: _Run, execute: Execute) -> str | None:
+    """Run a program again, and describe how it differs from the run `before`; None if
+    it does not, or if it takes too long."""
     try:
-        after = _run(execute, before.inputs, MORE * before.steps + STEPS)
+        after = _run(execute, before.inputs, SLOWDOWN * before.steps + STEPS)
     except KernelProgramError as error:
-        # A run that stopped may not have come to what a pass computes earlier.
-        is_promise = isinstance(error, NegativeSizeError) and before.trap is not None
-        return None if is_promise else f"{error}{_for(before)}"
+        # A check has stopped the run before. A pass may have moved what comes after the
+        # check in front of it, and with it a size that is negative.
+        is_beyond_check = (
+            isinstance(error, NegativeSizeError) and before.trap is not None
+        )
+        return None if is_beyond_check else f"{error}{_inputs_text(before)}"
     found = None if after is None else _difference(before, after)
-    return None if found is None else f"{found}{_for(before)}"
+    return None if found is None else f"{found}{_inputs_text(before)}"
 
 
-def _for(before: _Run) -> str:
+def _inputs_text(before: _Run) -> str:
     texts = [f"{a.dtype}{list(a.shape)} {a.tolist()}"[:200] for a in before.inputs]
     return "\nfor " + ",\n    ".join(texts)
 
 
 def _difference(before: _Run, after: _Run) -> str | None:
-    was, now = _stop(before.trap), _stop(after.trap)
+    was, now = _ending(before.trap), _ending(after.trap)
     if was != now:
-        return f"it {_told(after.trap)}, and {_told(before.trap)} before it"
+        return (
+            f"it {_ending_text(after.trap)}, and {_ending_text(before.trap)} before it"
+        )
     if [node for node, _ in before.calls] != [node for node, _ in after.calls]:
         return "other callbacks are called, or in another order"
     pairs = zip(before.calls, after.calls, strict=True)
     for (node, old), (_, new) in pairs:
-        found = _of_arrays(old, new, f"operand of the callback {node.line}")
+        found = _array_difference(old, new, f"operand of the callback {node.line}")
         if found is not None:
             return found
-    return _of_arrays(before.results, after.results, "result")
+    return _array_difference(before.results, after.results, "result")
 
 
-def _stop(trap: KernelTrap | None) -> Any:
+def _ending(trap: KernelTrap | None) -> Any:
     return None if trap is None else (trap.kind, trap.values, trap.node)
 
 
-def _told(trap: KernelTrap | None) -> str:
+def _ending_text(trap: KernelTrap | None) -> str:
     if trap is None:
         return "ends"
     at = f" ({trap.node.line})" if trap.node is not None else ""
     return f"stops with {trap}{at}"
 
 
-def _of_arrays(old: Sequence[Array], new: Sequence[Array], what: str) -> str | None:
+def _array_difference(
+    old: Sequence[Array], new: Sequence[Array], what: str
+) -> str | None:
     for number, (a, b) in enumerate(zip(old, new, strict=True)):
         if a.dtype != b.dtype or a.shape != b.shape:
             types = [f"{x.dtype}{list(x.shape)}" for x in (b, a)]
@@ -259,13 +283,13 @@ def _same_bits(a: Array, b: Array) -> Array:
 
 
 def _runs(program: KernelProgram) -> Iterator[_Run]:
-    """What a program gives for some drawn inputs."""
-    left = ALL
+    """The runs of a program on random inputs, until they have taken all steps."""
+    left = STEPS_OF_ALL_RUNS
     types = ", ".join([str(value.type) for value in program.block.parameters])
     for inputs in _inputs(program, np.random.default_rng(crc32(types.encode()))):
         try:
             found = _run(partial(run, program), inputs, min(left, STEPS))
-        except KernelProgramError:  # what was drawn breaks a promise
+        except KernelProgramError:  # no real call has such inputs
             continue
         left -= STEPS if found is None else found.steps
         if found is not None:
@@ -277,30 +301,36 @@ def _runs(program: KernelProgram) -> Iterator[_Run]:
 def _inputs(
     program: KernelProgram, random: np.random.Generator
 ) -> Iterator[list[Array]]:
-    """Inputs of a program: ordinary ones first, and then such as are at an edge."""
+    """Inputs for `RUNS` runs of a program: symbols' values, then arrays."""
     symbols, types = program.symbols, [v.type for v in program.block.parameters]
     choices, count = list(_sizes(symbols)), len(INTEGERS)
     for number in range(RUNS if choices else 0):
         sizes = choices[number % len(choices)]
         shapes = [_shape(type_, sizes) for type_ in types]
-        if sum(LARGEST + 1 if s is None else prod(s) for s in shapes) > LARGEST:
+        if (
+            sum(MOST_ELEMENTS + 1 if s is None else prod(s) for s in shapes)
+            > MOST_ELEMENTS
+        ):
             continue
-        # No choice of sizes is always that of the same integers.
+        # A shift after each round, so that sizes and ranges meet in all combinations.
         ranges = INTEGERS[(number + number // lcm(count, len(choices))) % count]
         inputs: list[Array] = []
         for k, (type_, shape) in enumerate(zip(types, shapes, strict=True)):
-            if k < len(symbols):
+            if k < len(symbols):  # a parameter that is a size
                 inputs.append(np.asarray(sizes[symbols[k]], type_.dtype.dtype))
             else:
+                # Which range of the row an input has changes from round to round.
                 which = k >> number // count & 1
                 inputs.append(_array(random, type_.dtype, shape or (), *ranges[which]))
         yield inputs
 
 
 def _sizes(symbols: Sequence[Symbol]) -> Iterator[dict[Symbol, Any]]:
-    """Values of symbols that are in their declared ranges and fulfil what was learned
-    of them, different ones. Those of functions have hints alone: what callers promise
-    is not known."""
+    """Values of symbols, within their declared ranges and the facts that are known.
+
+    Symbols without an environment, as those of functions, have their hints alone: what
+    holds for them where the function is called is not known.
+    """
     hints = tuple(s.hint for s in symbols if s.hint is not None)
     chosen: list[tuple[float, ...]] = [hints] if len(hints) == len(symbols) else []
     for first in SIZES if all(s.env is not None for s in symbols) else ():
@@ -315,7 +345,8 @@ def _sizes(symbols: Sequence[Symbol]) -> Iterator[dict[Symbol, Any]]:
 
 
 def _shape(type_: TensorType, sizes: Mapping[Symbol, Any]) -> tuple[int, ...] | None:
-    """The shape of a type where symbols have these values, if it is one."""
+    """The shape of a type where symbols have these values; None if a size is negative,
+    unknown, or a division by zero."""
     try:
         shape = [substitute(n, sizes) for n in type_.shape]
     except ArithmeticError:
@@ -331,7 +362,7 @@ def _array(
     low: int = 0,
     high: int = 4,
 ) -> Array:
-    """Elements of a type; integers from `low` on and below `high`."""
+    """A random array; integers are at least `low` and below `high`."""
     if dtype.is_float:
         return np.asarray(random.normal(0.0, 2.0, shape)).astype(dtype.dtype)
     if dtype.kind == "b":
