@@ -22,7 +22,7 @@ from typing import (
     cast,
 )
 
-from hopflow.entries import is_entry, surface
+from hopflow.entries import mark_entry, process_error
 from hopflow.errors import MutationError, OperatorError
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.interpreter import interpret
@@ -265,13 +265,13 @@ class TransformedFunction(Transformed):
     def __repr__(self) -> str:
         return f"<{self.made[0]} of {self.__wrapped__!r}>"
 
-    @is_entry
+    @mark_entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             proxy = recorded(self, args, kwargs)
             return self._call(*args, **kwargs) if proxy is None else proxy
         except Exception as error:
-            surface(error, self, args, kwargs)
+            process_error(error, self, args, kwargs)
             raise
 
     def remade(self) -> tuple[Any, tuple[Any, ...]]:
@@ -304,14 +304,14 @@ def recordable(
     if made is not None:
         return cast(_Function, TransformedFunction(f, made))
 
-    @is_entry
+    @mark_entry
     @wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             proxy = recorded(call, args, kwargs)
             return f(*args, **kwargs) if proxy is None else proxy
         except Exception as error:
-            surface(error, call, args, kwargs)
+            process_error(error, call, args, kwargs)
             raise
 
     call.__module__ = home or call.__module__

@@ -2,8 +2,12 @@
 
 The traceback of an error that leaves the outermost entry shows the user's frames only
 (see `config.traceback`). An error that hopflow did not raise on purpose, such as a
-`KeyError` in its frames, becomes an `InternalError`. Errors of the user's functions
-pass unchanged.
+`KeyError` in its frames, is a defect: it becomes an `InternalError`, with a script that
+reproduces the call. Errors of the user's functions pass unchanged.
+
+    entry         makes a function an entry
+    mark_entry    declares an entry that calls `process_error` itself
+    blames_user   declares that errors raised in a function are the user's
 """
 
 import ast
@@ -30,13 +34,14 @@ from hopflow.tracebacks import (
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _codes: set[CodeType] = set()
+"""The code of all entries, by which their frames are known."""
 
 
 class _Slots:
     """Functions that a higher layer assigns.
 
-    program   writes a script that reproduces a call: callee, args, kwargs, error -> its
-              text
+    program   (callee, args, kwargs, error) -> the text of a script that reproduces the
+              call
     """
 
     program: Callable[[Any, tuple[Any, ...], dict[str, Any], InternalError], str]
@@ -54,23 +59,23 @@ class _State(threading.local):
 _state: Final = _State()
 
 
-def is_entry(f: _F) -> _F:
-    """Mark a function that calls `surface` itself: a wrapper would cost too much time,
-    where a `try` costs none."""
+def mark_entry(f: _F) -> _F:
+    """Mark an entry that calls `process_error` itself, in a `try`: a wrapper would take
+    too much time for a function that is called as often."""
     _codes.add(f.__code__)
     return f
 
 
 def entry(f: _F) -> _F:
-    """Wrap `f` so that its errors are processed by `surface`."""
+    """Wrap `f` so that its errors are processed by `process_error`."""
 
-    @is_entry
+    @mark_entry
     @wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return f(*args, **kwargs)
         except Exception as error:
-            surface(error, call, args, kwargs)
+            process_error(error, call, args, kwargs)
             raise
 
     return call  # type: ignore[return-value]
@@ -87,7 +92,7 @@ def entries(cls: type, *names: str) -> None:
             setattr(cls, name, entry(value))
 
 
-def surface(
+def process_error(
     error: Exception, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Process an error that leaves an entry: shorten its traceback, or report a defect.
@@ -145,7 +150,7 @@ def _has_user_frame(error: BaseException) -> bool:
 # Errors of the machine, the installation or the user's settings, wherever they occur.
 # (KeyboardInterrupt is no `Exception`.)
 _OUTSIDE: Final = (MemoryError, OSError, ImportError, Warning)
-_MANY: Final = 20  # calls of a function on one stack
+_MANY: Final = 20  # calls of one function on a stack: it recurses
 
 
 def is_internal(error: Exception, here: FrameType) -> bool:
@@ -160,6 +165,7 @@ def is_internal(error: Exception, here: FrameType) -> bool:
     if isinstance(error, RecursionError):
         above = (frame.f_code for frame in stack_above(here))
         return not _recurses(chain(above, (e.frame.f_code for e in frames)))
+    # The innermost frame that is not a library's says whose error it is.
     for frame_entry in reversed(frames):
         code = frame_entry.frame.f_code
         if code in _user_error_codes:
@@ -174,9 +180,10 @@ def is_internal(error: Exception, here: FrameType) -> bool:
 
 
 _user_error_codes: set[CodeType] = set()
+"""The code of the functions that `blames_user` marks."""
 
 
-def speaks_for_user(f: _F) -> _F:
+def blames_user(f: _F) -> _F:
     """Mark a function in whose frame errors are the user's: it runs the user's `assert`
     statements, or calls the user's function with the user's arguments."""
     _user_error_codes.add(f.__code__)

@@ -14,7 +14,7 @@ from hopflow.backends import Backed, Backend, as_backend
 from hopflow.bind import Operand, current, is_watched, recorded
 from hopflow.calls import Compiled, FastPath
 from hopflow.compiler.pipeline import Executable
-from hopflow.entries import entry, is_entry, surface
+from hopflow.entries import entry, mark_entry, process_error
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, ImpurityError
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.printer import format_graph
@@ -132,7 +132,7 @@ class Jitted(Transformed):
         options = self._donate, self._dynamic, self._ranks, self._backend
         return Jitted, (self._f, *options)
 
-    @is_entry
+    @mark_entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             if (result := recorded(self, args, kwargs)) is not None:
@@ -195,7 +195,7 @@ class Jitted(Transformed):
                 self._fast_paths[flat.kinds] = FastPath.of(variant, call)
             return compiled(call.tensors, flat.leaves, captured)
         except Exception as error:
-            surface(error, self, args, kwargs)
+            process_error(error, self, args, kwargs)
             raise
 
     def _run_fast(

@@ -11,7 +11,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Value
-from hopflow.entries import entry, speaks_for_user
+from hopflow.entries import blames_user, entry
 from hopflow.errors import ArgumentTypeError, GraphError
 from hopflow.fx.folder import write_folder
 from hopflow.fx.graph import Graph
@@ -168,7 +168,7 @@ class GraphModule:
         self.__signature__ = program.signature
 
     @entry
-    @speaks_for_user  # a wrong number of arguments is an error of the user
+    @blames_user  # a wrong number of arguments is an error of the user
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the graph for these arguments."""
         if kwargs and (renamed := self.program.renamed):

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from hopflow.entries import entries, entry, speaks_for_user
+from hopflow.entries import blames_user, entries, entry
 from hopflow.errors import TraceError
 from hopflow.fx.node import IN_PLACE, Kind, Node
 from hopflow.graph.core import SourceLine
@@ -90,7 +90,7 @@ class Proxy:
 
     # --- recorded uses ---
 
-    @speaks_for_user
+    @blames_user
     def __getattr__(self, name: str) -> "Attribute":
         if name.startswith("_"):  # proxies have none of Python's protocols
             raise AttributeError(name)

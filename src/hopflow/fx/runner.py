@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from hopflow.backends import module_of
 from hopflow.bind import bind, current
-from hopflow.entries import entry, speaks_for_user
+from hopflow.entries import blames_user, entry
 from hopflow.errors import ArgumentTypeError, GraphError, OperatorError
 from hopflow.fx.graph import Graph
 from hopflow.fx.node import Node, map_nodes
@@ -109,7 +109,7 @@ class Runner:
         finally:
             self._frame, self.env, self._arguments = previous
 
-    @speaks_for_user
+    @blames_user
     def _run_noted(self, node: AnyNode, place: Any) -> Any:
         """Return the value of a node; add a note to an error that names the node."""
         self._node = node
@@ -121,7 +121,7 @@ class Runner:
             error.add_note(f"in node `{node.name or _target_name(node.target)}`{at}")
             raise
 
-    @speaks_for_user
+    @blames_user
     def run_node(self, node: AnyNode) -> Any:
         """Return the value of a node, computed by the method of its kind."""
         args, kwargs = self.fetch(node)
@@ -169,7 +169,7 @@ class Runner:
         _bodies.add(body)
         return body
 
-    @speaks_for_user
+    @blames_user
     def call_function(
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -183,14 +183,14 @@ class Runner:
             results = bind_retraced(target, args, kwargs, self.run_graph)
         return results[0] if len(results) == 1 else results
 
-    @speaks_for_user
+    @blames_user
     def call_method(
         self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         owner, *rest = args
         return getattr(owner, target)(*rest, **kwargs)
 
-    @speaks_for_user
+    @blames_user
     def call_module(
         self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

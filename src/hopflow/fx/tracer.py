@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow.bind import Value, slots
-from hopflow.entries import entry, speaks_for_user
+from hopflow.entries import blames_user, entry
 from hopflow.errors import ArgumentTypeError, TraceError
 from hopflow.fx.bodies import Maker, find_proxy, lifted, snapshot
 from hopflow.fx.graph import Graph
@@ -177,7 +177,7 @@ class Tracer(TracerBase):
             self._paths.setdefault(part, f"{path}.{inner}")
         return path
 
-    @speaks_for_user
+    @blames_user
     def call_module(
         self,
         module: Any,

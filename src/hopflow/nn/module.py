@@ -9,7 +9,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Value, current
-from hopflow.entries import entry, speaks_for_user
+from hopflow.entries import blames_user, entry
 from hopflow.fx.tracer import current_tracer
 from hopflow.graph.origin import in_module, origin
 
@@ -70,13 +70,13 @@ class Module:
         unflatten = _unflatten_as(cls)
         pytree.register(cls, _flatten, unflatten, by_name=True)
 
-    @speaks_for_user
+    @blames_user
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a call."""
         raise NotImplementedError(f"`{type(self).__name__}` defines no `forward`.")
 
     @entry
-    @speaks_for_user  # wrong arguments of `forward` are the user's error
+    @blames_user  # wrong arguments of `forward` are the user's error
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call `forward`; nodes that traces record meanwhile have the module's path."""
         tracer = current_tracer()

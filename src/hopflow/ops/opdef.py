@@ -11,7 +11,7 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.dtypes import DType
-from hopflow.entries import is_entry, surface
+from hopflow.entries import mark_entry, process_error
 from hopflow.errors import (
     ArgumentRangeError,
     ArgumentTypeError,
@@ -172,7 +172,7 @@ class OpDef:
     def __reduce__(self) -> tuple[Any, ...]:
         return _by_name, (self.name,)
 
-    @is_entry
+    @mark_entry
     def __call__(self, *args: Any, **params: Any) -> Any:
         """Apply the operation to tensors and Python scalars.
 
@@ -190,7 +190,7 @@ class OpDef:
             results = bind(self, operands, params)
             return results[0] if len(results) == 1 else results
         except Exception as error:
-            surface(error, self, args, params)
+            process_error(error, self, args, params)
             raise
 
     def operands(self, args: Sequence[Any]) -> list[Operand]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.bind import Value, current
-from hopflow.entries import speaks_for_user
+from hopflow.entries import blames_user
 from hopflow.ops.check import check
 from hopflow.ops.elementwise import maximum, minimum, sign
 from hopflow.ops.manipulation import flip
@@ -237,7 +237,7 @@ def _first(xs: Any, length: Any) -> Any:
 # --- builtin functions ----------------------------------------------------------------
 
 
-@speaks_for_user
+@blames_user
 def range_(*args: Any) -> Any:
     """`range(...)`."""
     dynamic = any(isinstance(a, Value | SymInt) for a in args)

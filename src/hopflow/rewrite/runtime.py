@@ -4,7 +4,7 @@ import sys
 from builtins import slice
 from types import FunctionType
 
-from hopflow.entries import entry, speaks_for_user
+from hopflow.entries import blames_user, entry
 from hopflow.rewrite.branches import and_value, if_, if_return, if_value, or_value
 from hopflow.rewrite.calls import called, consumed, contains, list_of
 from hopflow.rewrite.convert import provide
@@ -54,4 +54,4 @@ provide(sys.modules[__name__])
 # Python raises in them are the user's, as for an invalid `x += y`.
 for _name in {*__all__} - {"called", "load"}:
     if isinstance(_helper := globals()[_name], FunctionType):
-        globals()[_name] = entry(speaks_for_user(_helper))
+        globals()[_name] = entry(blames_user(_helper))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias, final
 
-from hopflow.entries import speaks_for_user
+from hopflow.entries import blames_user
 from hopflow.errors import DataDependentError
 from hopflow.symbolic.atoms import replace, replace_terms
 from hopflow.symbolic.lookups import is_asked_by_user
@@ -54,13 +54,13 @@ _Method: TypeAlias = Callable[[Any, Any], Any]
 def _decided(operation: _Method) -> tuple[_Method, _Method]:
     """Return an operation on a condition's value, 0 or 1, and its reflection."""
 
-    @speaks_for_user
+    @blames_user
     def method(self: Any, other: Any) -> Any:
         if hasattr(other, "shape"):
             return NotImplemented  # the tensor's method handles it
         return operation(int(self), other)
 
-    @speaks_for_user
+    @blames_user
     def reflected(self: Any, other: Any) -> Any:
         return operation(other, int(self))
 
@@ -179,7 +179,7 @@ class SymBool:
     __rand__ = __and__
     __ror__ = __or__
 
-    @speaks_for_user
+    @blames_user
     def __index__(self) -> int:
         """Return 1 if the condition holds and 0 if not; see `ShapeEnv.ask`.
 
@@ -359,7 +359,7 @@ def _joined(op: str, conditions: Iterable[bool | SymBool]) -> bool | SymBool:
     return SymBool(op, tuple(parts))
 
 
-@speaks_for_user
+@blames_user
 def _compared(op: str, x: Any, y: Any) -> bool:
     """Compare numbers that the user's code defines, which may evaluate to complex ones.
 

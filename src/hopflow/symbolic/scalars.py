@@ -10,7 +10,7 @@ from math import inf
 from operator import index
 from typing import Any, Final, TypeAlias, cast, final
 
-from hopflow.entries import speaks_for_user
+from hopflow.entries import blames_user
 from hopflow.errors import ArgumentValueError, DataDependentError
 from hopflow.symbolic import atoms, terms
 from hopflow.symbolic.asking import (
@@ -254,7 +254,7 @@ class SymInt(_Ordered):
             return int(int(self) ** exponent)
         return cast("Size", _float("**.", self, exponent))
 
-    @speaks_for_user
+    @blames_user
     def __rpow__(self, base: float) -> "Number":
         is_float = isinstance(base, float)
         # NumPy's floats only warn where Python's raise.
@@ -277,14 +277,14 @@ class SymInt(_Ordered):
     def __lshift__(self, bits: "Size") -> "Size":
         return self * (1 << _bits(bits))
 
-    @speaks_for_user
+    @blames_user
     def __rlshift__(self, number: int) -> int:
         return number << int(self)
 
     def __rshift__(self, bits: "Size") -> "Size":
         return self // (1 << _bits(bits))
 
-    @speaks_for_user
+    @blames_user
     def __rrshift__(self, number: int) -> int:
         return number >> int(self)
 
@@ -510,7 +510,7 @@ def operand_of(number: Number) -> Operand:
     return number.hex() if isinstance(number, float) else terms_of(number)
 
 
-@speaks_for_user
+@blames_user
 def _float(op: str, x: Any, y: Any) -> SymFloat:
     """Apply a float operation of Python to two numbers, one of which is symbolic."""
     for number in (x, y):
@@ -574,7 +574,7 @@ def _is_exact(terms: Terms) -> bool:
     return guarded_truth(low) is not False and guarded_truth(high) is not False
 
 
-@speaks_for_user
+@blames_user
 def rounded(op: str, number: SymFloat) -> Size:
     """Return the integer that a float is rounded to.
 

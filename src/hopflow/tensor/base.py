@@ -16,7 +16,7 @@ from hopflow import dtypes
 from hopflow.bind import Value, current, recorded
 from hopflow.devices import CPU, Device
 from hopflow.dtypes import DType, DTypeLike
-from hopflow.entries import entries, is_entry, speaks_for_user, surface
+from hopflow.entries import blames_user, entries, mark_entry, process_error
 from hopflow.errors import (
     ArgumentValueError,
     ConversionError,
@@ -53,34 +53,34 @@ _Operator: TypeAlias = Callable[["Tensor", Any], "Tensor"]
 def _operators(operation: _Binary) -> tuple[_Operator, _Operator, _Operator]:
     """Return the operator of `operation`, its reflection and its in-place form."""
 
-    @is_entry
+    @mark_entry
     def binary(x: Any, other: Any) -> Any:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
         try:
             return operation(x, other)
         except Exception as error:
-            surface(error, operation, (x, other), {})
+            process_error(error, operation, (x, other), {})
             raise
 
-    @is_entry
+    @mark_entry
     def reflected(x: Any, other: Any) -> Any:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
         try:
             return operation(other, x)
         except Exception as error:
-            surface(error, operation, (other, x), {})
+            process_error(error, operation, (other, x), {})
             raise
 
-    @is_entry
+    @mark_entry
     def in_place(x: Any, other: Any) -> Any:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
         try:
             x._assign(_fitted(x, operation(x, _operand_of(x, other))))
         except Exception as error:
-            surface(error, operation, (x, other), {})
+            process_error(error, operation, (x, other), {})
             raise
         return x
 
@@ -305,7 +305,7 @@ class Tensor(Value):
             )
         return int(self._scalar("operator.index"))
 
-    @speaks_for_user
+    @blames_user
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self._exported("numpy.asarray"), dtype=dtype, copy=copy)
 
@@ -334,7 +334,7 @@ class Tensor(Value):
 
         return array(self._exported("__jax_array__"))
 
-    @speaks_for_user
+    @blames_user
     def __format__(self, spec: str) -> str:
         if self.ndim == 0 and spec:
             return format(self.item(), spec)
@@ -355,22 +355,22 @@ class Tensor(Value):
     def __contains__(self, item: Any) -> bool:
         return bool(reduce.any(elementwise.equal(self, item)))
 
-    @is_entry
+    @mark_entry
     def __getitem__(self, key: Any) -> "Tensor":
         try:
             node = recorded(operator.getitem, (self, key), {})
             return cast(Tensor, indexing.getitem(self, key) if node is None else node)
         except Exception as error:
-            surface(error, operator.getitem, (self, key), {})
+            process_error(error, operator.getitem, (self, key), {})
             raise
 
-    @is_entry
+    @mark_entry
     def __setitem__(self, key: Any, value: Any) -> None:
         try:
             if recorded(operator.setitem, (self, key, value), {}) is None:
                 self._assign(cast(Tensor, indexing.set_at(self, key, value)))
         except Exception as error:
-            surface(error, operator.setitem, (self, key, value), {})
+            process_error(error, operator.setitem, (self, key, value), {})
             raise
 
     @property
@@ -485,15 +485,15 @@ class Tensor(Value):
         digits = 0 if ndigits is None else as_integer("round", "ndigits", ndigits)
         return cast(Tensor, elementwise.round_to(self, digits))
 
-    @speaks_for_user
+    @blames_user
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 
-    @speaks_for_user
+    @blames_user
     def __rdivmod__(self, other: Any) -> Any:
         return other // self, other % self
 
-    @is_entry
+    @mark_entry
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         """Return `self ** other`; with a modulus, of integers, without overflow."""
         if not isinstance(other, _OPERANDS):
@@ -503,7 +503,7 @@ class Tensor(Value):
                 return elementwise.pow(self, other)
             return modular_power(self, other, modulus)
         except Exception as error:
-            surface(error, elementwise.pow, (self, other), {})
+            process_error(error, elementwise.pow, (self, other), {})
             raise
 
     __add__, __radd__, __iadd__ = _operators(elementwise.add)

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from hopflow.devices import CPU
-from hopflow.entries import speaks_for_user
+from hopflow.entries import blames_user
 from hopflow.errors import ArgumentTypeError, DeviceError, DTypeError
 from hopflow.ops.rules import Array
 
@@ -105,7 +105,7 @@ def import_dlpack(name: str, obj: Any, *, copy: bool | None = None) -> Array:
     return array.view(BFLOAT16) if is_bfloat16 else array
 
 
-@speaks_for_user
+@blames_user
 def export_dlpack(array: Array, options: dict[str, Any]) -> Any:
     """Return a DLPack capsule of `array`'s memory, with `__dlpack__`'s options."""
     if array.dtype != BFLOAT16:

@@ -22,7 +22,7 @@ from hopflow.bind import (
 from hopflow.config import config
 from hopflow.devices import CPU, Device
 from hopflow.dtypes import as_dtype
-from hopflow.entries import is_entry, surface
+from hopflow.entries import mark_entry, process_error
 from hopflow.errors import (
     EscapedValueError,
     ReadOnlyError,
@@ -138,7 +138,7 @@ class EagerTensor(Tensor):
     def _device(self) -> Device:
         return CPU if self._storage is None else self._storage.device
 
-    @is_entry
+    @mark_entry
     def __getitem__(self, key: Any) -> Tensor:
         try:
             if current().is_eager and _is_basic(key) and not is_watched():
@@ -156,10 +156,10 @@ class EagerTensor(Tensor):
                 return EagerTensor(view, weak=self.type.weak, storage=self.storage)
             return super().__getitem__(key)
         except Exception as error:
-            surface(error, operator.getitem, (self, key), {})
+            process_error(error, operator.getitem, (self, key), {})
             raise
 
-    @is_entry
+    @mark_entry
     def __setitem__(self, key: Any, value: Any) -> None:
         try:
             if not current().is_eager or is_watched() or slots.record is not None:
@@ -178,7 +178,7 @@ class EagerTensor(Tensor):
                 return
             self.storage.wrote(self.array)
         except Exception as error:
-            surface(error, operator.setitem, (self, key, value), {})
+            process_error(error, operator.setitem, (self, key, value), {})
             raise
 
     def __repr__(self) -> str:
