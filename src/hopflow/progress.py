@@ -1,4 +1,9 @@
-"""The progress of loops: `progress=` of `scan`, `while_loop`, `fori_loop` and `map`."""
+"""The progress of loops: `progress=` of `scan`, `while_loop`, `fori_loop` and `map`.
+
+A loop's node has a `Progress` among its params. Compiled code and the interpreter call
+`tell` with it, at most every `INTERVAL` seconds; it calls the user's function, or shows
+a bar on stderr.
+"""
 
 import shutil
 import sys
@@ -20,16 +25,20 @@ _BETWEEN_LINES: Final = 10.0  # seconds, if stderr is no terminal
 
 
 class Progress:
-    """The receiver of a loop's progress. Graphs that differ only in it share a program.
+    """The receiver of a loop's progress.
+
+    All have one structural key, so graphs that differ only in it share a program.
 
     name   its text in a printed graph
     sink   the user's function; None: a progress bar with the label `name`
-    each   how many steps of the user's loop one step of this loop is
-    first  how many steps of the user's loop come before this loop
+    each   how many steps of the user's loop one step of this loop is: `map` runs many
+           at once
+    first  how many steps of the user's loop are done before this loop starts
     """
 
     __slots__ = ("each", "first", "name", "sink")
-    __hash__ = None  # type: ignore[assignment]  # no cache is to keep it alive
+    # Not hashable, so that no cache keeps the user's function alive.
+    __hash__ = None  # type: ignore[assignment]
     has_portable_key = True
 
     def __init__(
@@ -53,7 +62,7 @@ def as_progress(op: str, option: Any) -> dict[str, Any]:
     """
     if option is None:
         return {}
-    if isinstance(option, Progress):  # of a loop that was rewritten to this one
+    if isinstance(option, Progress):  # that of the loop which this one replaces
         return {"progress": option}
     if isinstance(option, str):
         return {"progress": Progress(option)}
@@ -92,8 +101,11 @@ def in_reverse(params: dict[str, Any]) -> dict[str, Any]:
 def tell(progress: "Progress | str", done: int, total: int | None) -> None:
     """Report the progress of a loop; `total` equals `done` at its end.
 
+    The first report of a loop is 0 steps, also where `first` steps are done before it.
+
     Args:
-        progress: The parameter of the node: only a label if its graph was parsed.
+        progress: The param of the loop's node, which is a mere label if the graph was
+            read from a text.
     """
     sink = None
     if isinstance(progress, Progress):
@@ -101,7 +113,7 @@ def tell(progress: "Progress | str", done: int, total: int | None) -> None:
         done = first + done * each if done or total == 0 else 0
         total = None if total is None else first + total * each
     if sink is None:
-        _shown.show(str(progress), done, total)
+        _display.show(str(progress), done, total)
         return
     try:
         with using(None):
@@ -135,7 +147,8 @@ class Meter:
 
     def _tell(self, total: int | None, *, always: bool = False) -> None:
         assert self.progress is not None
-        # An inner loop has a new `Progress` in each step of the outer one.
+        # An inner loop has a new `Progress` in each step of the outer one, and is known
+        # by its label or function.
         sink = getattr(self.progress, "sink", None)
         key = str(self.progress) if sink is None else id(sink)
         now, last = time.monotonic(), _running.reported.get(key)
@@ -176,14 +189,14 @@ class _Running(threading.local):
         self.depth -= 1
         if not self.depth:  # the bars of failed loops remain until now
             self.reported.clear()
-            _shown.stop()
+            _display.stop()
 
 
 _running: Final = _Running()
 
 
 def shown(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a program that reports progress: the bars vanish when it ends."""
+    """Return a compiled program that takes its progress bars away when it ends."""
 
     def call(*args: Any) -> Any:
         _running.enter()
@@ -198,8 +211,12 @@ def shown(program: Callable[..., Any]) -> Callable[..., Any]:
 # --- the terminal ---------------------------------------------------------------------
 
 
-class _Shown(threading.local):
-    """The displayed loops of a thread, the outermost first, and their display."""
+class _Display(threading.local):
+    """What a thread shows of its running loops.
+
+    loops   by label, the outermost first: (steps done, all steps)
+    view    bars or text; None while nothing is shown
+    """
 
     def __init__(self) -> None:
         self.loops: dict[str, tuple[int, int | None]] = {}
@@ -212,7 +229,7 @@ class _Shown(threading.local):
                 del self.loops[inner]
         self.loops[label] = done, total
         if self.view is None:
-            self.view = _view()
+            self.view = _new_view()
         self.view.show(self.loops)
         if done == total and len(self.loops) == 1:
             self.stop()
@@ -223,10 +240,10 @@ class _Shown(threading.local):
         self.loops, self.view = {}, None
 
 
-_shown: Final = _Shown()
+_display: Final = _Display()
 
 
-def _view() -> "_Bars | _Text":
+def _new_view() -> "_Bars | _Text":
     if sys.stderr.isatty():
         try:
             return _Bars()
