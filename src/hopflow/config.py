@@ -15,7 +15,7 @@ _SWITCHES: Final = {"": False, "0": False, "false": False, "1": True, "true": Tr
 
 
 def _flag(name: str) -> bool:
-    """Return the value of a setting's environment variable; unset is False.
+    """Return whether a setting's environment variable switches it on; unset is False.
 
     Raises:
         ArgumentValueError: it is none of 0, 1, true and false.
@@ -56,7 +56,7 @@ def _threads() -> ctypes.c_int64:
 _MOST_THREADS: Final = 1 << 20
 
 
-def _is_flag(name: str, value: Any) -> None:
+def _check_flag(name: str, value: Any) -> None:
     """Check that the new value of a setting is a bool."""
     if type(value) is not bool:
         raise ArgumentTypeError(
@@ -65,7 +65,7 @@ def _is_flag(name: str, value: Any) -> None:
         )
 
 
-def _is_count(least: int, most: int | None = None) -> Callable[[str, Any], None]:
+def _count_check(least: int, most: int | None = None) -> Callable[[str, Any], None]:
     """Return a check that a new value is an int from `least` to `most`."""
 
     def check(name: str, value: Any) -> None:
@@ -81,14 +81,14 @@ def _is_count(least: int, most: int | None = None) -> Callable[[str, Any], None]
     return check
 
 
-def _is_limit(name: str, value: Any) -> None:
+def _check_limit(name: str, value: Any) -> None:
     """Check that the new value of a setting is an int of at least 0, or None."""
     if value is not None:
-        _is_count(0)(name, value)
+        _count_check(0)(name, value)
 
 
-def _is_cell(name: str, value: Any) -> None:
-    """Check that a setting remains a cell of memory, which compiled code reads."""
+def _check_shared_integer(name: str, value: Any) -> None:
+    """Check that a setting remains an integer in memory, which compiled code reads."""
     if type(value) is not ctypes.c_int64:
         raise ArgumentTypeError(
             f"config: `{name}` is memory of compiled code, and must not become "
@@ -96,7 +96,7 @@ def _is_cell(name: str, value: Any) -> None:
         )
 
 
-def _is_text(name: str, value: Any) -> None:
+def _check_text(name: str, value: Any) -> None:
     """Check that the new value of a setting is a str."""
     if type(value) is not str:
         raise ArgumentTypeError(
@@ -105,7 +105,7 @@ def _is_text(name: str, value: Any) -> None:
         )
 
 
-def _is_traceback(name: str, value: Any) -> None:
+def _check_traceback(name: str, value: Any) -> None:
     """Check that the new value is "user" or "full"."""
     if value not in _TRACEBACKS:
         raise ArgumentValueError(
@@ -167,22 +167,24 @@ class Config:
         AttributeError: there is no such setting.
     """
 
-    verify: bool = _setting(_is_flag, default_factory=lambda: _flag("HOPFLOW_VERIFY"))
+    verify: bool = _setting(
+        _check_flag, default_factory=lambda: _flag("HOPFLOW_VERIFY")
+    )
     check_bounds: bool = _setting(
-        _is_flag, default_factory=lambda: _flag("HOPFLOW_CHECK_BOUNDS")
+        _check_flag, default_factory=lambda: _flag("HOPFLOW_CHECK_BOUNDS")
     )
     guard_pages: bool = _setting(
-        _is_flag, default_factory=lambda: _flag("HOPFLOW_GUARD_PAGES")
+        _check_flag, default_factory=lambda: _flag("HOPFLOW_GUARD_PAGES")
     )
-    traceback: str = _setting(_is_traceback, default_factory=_traceback)
-    print_width: int = _setting(_is_count(1), default=100)
-    kernel_cache_bytes: int = _setting(_is_count(0), default=1 << 28)
-    cache_dir: str = _setting(_is_text, default_factory=_cache_dir)
-    cache_dir_bytes: int = _setting(_is_count(0), default=1 << 30)
-    recompile_limit: int | None = _setting(_is_limit, default=None)
+    traceback: str = _setting(_check_traceback, default_factory=_traceback)
+    print_width: int = _setting(_count_check(1), default=100)
+    kernel_cache_bytes: int = _setting(_count_check(0), default=1 << 28)
+    cache_dir: str = _setting(_check_text, default_factory=_cache_dir)
+    cache_dir_bytes: int = _setting(_count_check(0), default=1 << 30)
+    recompile_limit: int | None = _setting(_check_limit, default=None)
     # The memory that compiled code reads; users assign `num_threads`.
     threads: ctypes.c_int64 = field(
-        default_factory=_threads, repr=False, metadata={"check": _is_cell}
+        default_factory=_threads, repr=False, metadata={"check": _check_shared_integer}
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -206,7 +208,7 @@ class Config:
 
 _CHECKS: Final = {
     **{f.name: f.metadata["check"] for f in fields(Config)},
-    "num_threads": _is_count(1, _MOST_THREADS),
+    "num_threads": _count_check(1, _MOST_THREADS),
 }
 
 config = Config()
