@@ -58,7 +58,7 @@ def user_line(depth: int = 1) -> SourceLine | None:
     frame = user_frame(depth + 1)
     if frame is None:
         return None
-    calls = [frame] if origin.root is None else calls_above(frame, origin.root)
+    calls = [frame] if origin.caller is None else calls_above(frame, origin.caller)
     line = None
     for call in reversed(calls):
         line = (

@@ -636,7 +636,7 @@ def trace_into(tracer: Tracer, fn: Any, args: Sequence[Any]) -> Any:
         with (
             # The frame is in no local variable: a frame that refers to itself keeps its
             # callers and their variables alive until the next garbage collection.
-            called_from(sys._getframe() if is_root else origin.root),
+            called_from(sys._getframe() if is_root else origin.caller),
             using(tracer),
             replaying(),
         ):
