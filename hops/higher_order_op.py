@@ -437,7 +437,7 @@ class Subfunction:
             shared = [o if id(o) in tracer.captures else None for o in outside]
             found = self._traced(function, operands, spec, shared)
         if found not in self.variants:
-            self.variants.append(found)
+            self._remember("variants", [*self.variants, found])
         return found
 
     def _traced(
@@ -463,8 +463,17 @@ class Subfunction:
             body = trace_body(self.op, path, function, types, given, dynamic=dynamic)
         results = len(body.outputs)
         made = Variant(key, spec, shared, body, results, functionalize([body]))
-        self._known.append(made)
+        self._remember("_known", [*self._known, made])
         return made
+
+    def _remember(self, name: str, variants: list[Variant]) -> None:
+        """Set a list of variants until the trace where the operator is called is rolled
+        back, as a loop does to trace its body again: what it captures is removed.
+        """
+        if isinstance(self.outer, Tracer):
+            self.outer.change(self, name, variants)
+        else:
+            setattr(self, name, variants)
 
 
 def _outer(operand: Operand, outer: Interpreter | None) -> Operand | None:

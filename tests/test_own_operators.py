@@ -207,6 +207,24 @@ def test_a_function_has_a_graph_for_each_kind_of_call() -> None:
     assert [str(g.out_types[0]) for g in node.params["f"]] == ["f64[2]", "f64[]"]
 
 
+class UntilSettled(hf.HigherOrderOp):
+    """Its loop has a weak carry that takes another dtype: the body is traced twice."""
+
+    def debug(self, f: Any, x: Any) -> Any:
+        def step(x: Any, change: Any) -> Any:
+            new = f(x)
+            return new, hf.max(hf.abs(new - x))
+
+        return hf.while_loop(lambda x, change: change > 1e-9, step, (x, hf.inf))[0]
+
+
+@pytest.mark.parametrize("run", [m.run for m in EXECUTIONS], ids=NAMES)
+def test_a_function_captures_in_a_body_that_is_traced_again(run: Run) -> None:
+    a, x = (hf.asarray(n, dtype=hf.float64) for n in (9.0, 1.0))
+    found = run(lambda x: UntilSettled()(lambda y: (y + a / y) / 2, x), x)
+    agree(found, hf.asarray(3.0, dtype=hf.float64))
+
+
 @pytest.mark.parametrize("run", [m.run for m in EXECUTIONS], ids=NAMES)
 def test_writes_reach_the_caller(run: Run) -> None:
     def f(x: Any) -> Any:
