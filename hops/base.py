@@ -120,7 +120,10 @@ class RegionOperator:
     is_call    whether a node means its one graph, run once on all of its args
     transforms whether what a node lowers to has derivatives or batches of its graphs
     counts_by_rows   whether only the rows of its stacks tell how many steps there were
+    options    of params that `infer` does not name, what values they take; one that
+               ends with `?` may be left out
     version, upgrades   of what its nodes have; see `OpDef`
+    rule_graphs   the params that are graphs for derivatives alone, which no run takes
     """
 
     name: ClassVar[str] = "operator"
@@ -129,8 +132,10 @@ class RegionOperator:
     is_call: ClassVar[bool] = False
     transforms: ClassVar[bool] = False
     counts_by_rows: ClassVar[bool] = False
+    options: ClassVar[Mapping[str, str]] = {}
     version: ClassVar[int] = 1
     upgrades: ClassVar[Mapping[int, Upgrade]] = {}
+    rule_graphs: ClassVar[tuple[str, ...]] = ()
     effects: frozenset[str] = frozenset()
 
     RULES: Final = (

@@ -1,33 +1,22 @@
 """`custom_jvp` and `custom_vjp`: functions that bring their own derivatives.
 
 On a tape their rules run at once, on values. In a trace that may be differentiated
-later a call is a node of the function's graph, which keeps the rules.
+later a call is a node of the function's graph, and of its rules': `rule_regions`.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Final, final
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, final
 
 from hopflow import pytree
-from hopflow.autograd.api import Linear, Primals, like
-from hopflow.autograd.linearize import (
-    LinearTracer,
-    UsesOperator,
-    counted,
-    linear_of,
-    linear_tracers,
-)
-from hopflow.autograd.pullback import PullbackRule, pulled_by
+from hopflow.autograd.api import like, result_leaf
+from hopflow.autograd.linearize import counted, linear_of, linear_tracers
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import Tape
-from hopflow.batching import operators as batching
-from hopflow.batching.api import over_examples
-from hopflow.batching.graphs import Batched, Lane, as_batched
-from hopflow.batching.operators import each_example
-from hopflow.bind import Interpreter, Operand, Value, current, recorded, using
+from hopflow.bind import Operand, Value, current, recorded, using
 from hopflow.entries import entry
 from hopflow.errors import (
     ArgumentTypeError,
@@ -36,45 +25,334 @@ from hopflow.errors import (
     EscapedValueError,
     HopflowError,
     MutationError,
-    ResultTypeError,
+    StructureError,
 )
+from hopflow.graph.core import Node
+from hopflow.graph.regions import Signature
 from hopflow.graph.types import TensorType
-from hopflow.hops.base import Call, split_args
+from hopflow.hops.base import Call
 from hopflow.hops.branches import Calling
-from hopflow.hops.custom_pullback import Backward, BackwardOfMany, no_tangents
-from hopflow.hops.custom_use import Ruled, Use
+from hopflow.hops.rule_regions import Ruled, RuledCall, interpreter_of
+from hopflow.hops.rule_tracing import (
+    PARAMS,
+    Pulled,
+    Pushed,
+    Rules,
+    as_pair,
+    kind_of_value,
+    with_rules,
+)
 from hopflow.hops.subgraphs import (
     Body,
     Function,
     Written,
-    add_inputs,
     captured_write,
+    check_rule,
     refuse_writes,
     require_callable,
     trace_body,
+    with_symbols,
 )
 from hopflow.ops.convert import as_value, copy
-from hopflow.ops.opdef import as_default, as_operand
+from hopflow.ops.opdef import Upgrade, as_default, as_operand
 from hopflow.ops.rules import as_integer
 from hopflow.pickling import Transformed
 from hopflow.pytree import Spec
-from hopflow.symbolic.size import Size, free_symbols
-from hopflow.trace.functional import TracedTensor
 from hopflow.trace.own_writes import OwnWritesOnly, apart, own_writes_only
-from hopflow.trace.rollback import mark, rollback
-from hopflow.trace.scouting import Scouted, for_nothing, scouted
+from hopflow.trace.rollback import for_nothing
 from hopflow.trace.source import name_of, where
-from hopflow.trace.stand_ins import Known
-from hopflow.trace.tracer import Tracer
-from hopflow.zeros import LinearMap, Tangent, Zero, instantiate, is_zero
+from hopflow.trace.stand_ins import run_below
+from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
+
+# --- the rules of a call --------------------------------------------------------------
 
 
-class _Custom(Ruled, Transformed):
+@dataclass(eq=False)
+class Use(Rules):
+    """A call of a function with rules: what it was given besides tensors.
+
+    function  the function
+    spec      the structure of the arguments that it is differentiated in
+    static    the other arguments, by position
+    types     those of the former
+    returns   the structure of what the function returns, and the types; None: unknown
+    made      the structure of what a rule has returned
+    """
+
+    function: "_Custom"
+    spec: Spec
+    static: dict[int, Any] = field(repr=False)
+    types: list[TensorType]
+    returns: tuple[Spec, Sequence[TensorType]] | None = None
+    made: Any = None
+
+    def __post_init__(self) -> None:
+        self.name, self.owner = self.function.name, self.function
+        self.offered = self.function.offered
+        self.wrt = tuple([k for k, t in enumerate(self.types) if is_differentiable(t)])
+
+    @property
+    def function_name(self) -> str:
+        return name_of(self.function.fun)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}: `{self.function_name}`"
+
+    @property
+    def kind(self) -> Any:
+        static = [(k, kind_of_value(x)) for k, x in self.static.items()]
+        return id(self.owner), tuple(map(id, self.owner.rules)), self.spec, static
+
+    def refused(self, _type: TensorType) -> DerivativeError:
+        return closes_over(self.label)
+
+    def arguments(self, leaves: Sequence[Any]) -> list[Any]:
+        rest = iter(pytree.unflatten(self.spec, leaves))
+        count = self.spec.num_children + len(self.static)
+        return [
+            self.static[i] if i in self.static else next(rest) for i in range(count)
+        ]
+
+    def results(self, tree: Any, operands: Sequence[Value]) -> list[Value]:
+        leaves, self.made = pytree.flatten(tree)
+        spec, fun = self.made, self.function.fun
+        found = (result_leaf(self.name, fun, spec, i, x) for i, x in enumerate(leaves))
+        values = list(map(as_value, found))
+        self.check(operands, values)
+        return values
+
+    def run(self, rule: Callable[..., Any], *args: Any) -> Any:
+        """What a rule returns.
+
+        Raises:
+            MutationError: it writes to what it has not made.
+        """
+        with own_writes_only(self._writes), self.closed():
+            return run_below(lambda: rule(*args), self.below)
+
+    def _writes(self, type_: TensorType) -> MutationError:
+        return MutationError(
+            f"{self.name}: a rule of `{self.function_name}` writes to a tensor {type_} "
+            "that it is given or reads, but a rule only computes. Return the new value "
+            "instead."
+        )
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Say what it means that a rule or the function reads a tensor of a tape."""
+        try:
+            yield
+        except EscapedValueError as error:
+            raise closes_over(self.label) from error
+
+    def check(self, operands: Sequence[Value], values: Sequence[Value]) -> None:
+        """Check that a rule gives what the function returns.
+
+        Raises:
+            StructureError, RuleTypeError: it does not.
+        """
+        if self.returns is not None:
+            label, found = f"a rule of `{self.function_name}`", (self.made, values)
+            check_rule(self.name, label, "the function", self.returns, operands, found)
+
+    def push(self, values: Sequence[Value], given: Sequence[Tangent]) -> Pushed:
+        if "jvp" not in self.offered:
+            raise no_tangents(self.label)
+        [rule], count = self.function.rules, len(self.types)
+        if rule is None:
+            raise DerivativeError(f"{self.label} has no rule. Set it with `defjvp`.")
+        primals = pytree.unflatten(self.spec, values[:count])
+        tangents = pytree.unflatten(self.spec, map(instantiate, given[:count]))
+        found = self.run(rule, *self.static.values(), primals, tangents)
+        what = f"custom_jvp: the rule of `{self.function_name}`"
+        tree, tangent = as_pair(what, found, "tangent")
+        results = self.results(tree, values)
+        return results, like("custom_jvp", "tangent", tangent, results, self.made)
+
+    def pull(self, values: Sequence[Value]) -> Pulled:
+        forward, backward = self.function.rules
+        if forward is None or backward is None:
+            raise DerivativeError(f"{self.label} has no rules. Set them with `defvjp`.")
+        found = self.run(forward, *self.arguments(values[: len(self.types)]))
+        what = f"custom_vjp: the forward rule of `{self.function_name}`"
+        tree, kept = as_pair(what, found, "residuals")
+        results = self.results(tree, values)
+        leaves, kept_spec = pytree.flatten(kept)
+        static = [None if isinstance(x, Value) else x for x in leaves]
+        spec = self.made
+
+        def pullback(
+            given: Sequence[Tangent],
+            tensors: Sequence[Value],
+            _arguments: Sequence[TensorType],
+            types: Sequence[TensorType],
+        ) -> list[Tangent]:
+            rest, cts = iter(tensors), iter(given)
+            own = [next(rest) if x is None else x for x in static]
+            cotangents = [
+                instantiate(next(cts) if is_differentiable(t) else Zero(t))
+                for t in types
+            ]
+            trees = self.run(
+                backward,
+                *self.static.values(),
+                pytree.unflatten(kept_spec, own),
+                pytree.unflatten(spec, cotangents),
+            )
+            return self.cotangents(trees)
+
+        return results, [x for x in leaves if isinstance(x, Value)], pullback
+
+    def cotangents(self, trees: Any) -> list[Tangent]:
+        """Those of the arguments `wrt`, by what the backward rule has returned."""
+        specs = self.spec.children()
+        if not isinstance(trees, tuple | list) or len(trees) != len(specs):
+            raise StructureError(
+                f"custom_vjp: the backward rule of `{self.function_name}` must return "
+                f"a tuple of {len(specs)} cotangents, one for each argument, and "
+                f"returns {pytree.structure(trees)}."
+            )
+        whole = [
+            pytree.unflatten(spec, [None] * spec.num_leaves) if tree is None else tree
+            for tree, spec in zip(trees, specs, strict=True)
+        ]
+        values = list(map(Unknown, self.types))
+        found = like("custom_vjp", "cotangents", tuple(whole), values, self.spec)
+        return [found[k] for k in self.wrt]
+
+
+def closes_over(label: str) -> DerivativeError:
+    return DerivativeError(
+        f"{label} closes over a tensor that depends on what is differentiated. Make it "
+        "an argument."
+    )
+
+
+def no_tangents(label: str) -> DerivativeError:
+    return DerivativeError(
+        f"{label} has rules for reverse derivatives only. Use `hf.custom_jvp` for one "
+        "that forward derivatives are to be taken of."
+    )
+
+
+# --- in a trace -----------------------------------------------------------------------
+
+
+REFUSAL: Final = "its rules could not tell of that. Return the new value instead."
+
+
+def _with_regions(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The params of a node of version 1, whose `use` had its rules as graphs by
+    themselves: of the symbols of `body` they had those that they read.
+
+    name, function   of the decorator or operator, and of the function
+    active           which inputs the rules differentiate in
+    orders           how often derivatives may be taken
+    """
+    body, use = params["body"], params["use"]
+    inputs = body.inputs[len(body.symbols) :]
+    made: dict[str, Any] = {
+        "body": body,
+        "label": f"{use['name']}: `{use['function']}`",
+        "results": len(body.outputs),
+    }
+    rules = {name: use[name] for name in CustomCall.rule_graphs if name in use}
+    if not (rules and use["orders"]):
+        return made
+    active = zip(inputs, use["active"], strict=True)
+    wrt = [k for k, (v, on) in enumerate(active) if on and is_differentiable(v.type)]
+    floats = [k for k, t in enumerate(body.out_types) if is_differentiable(t)]
+    made["wrt"] = tuple(wrt)
+    if "jvp" in rules:
+        made["tangents"] = tuple(floats)
+    if "forward" in rules:
+        made["cotangents"] = tuple(range(len(wrt)))
+    symbols = [var.node.symbol for var in body.symbols]
+    return made | {name: with_symbols(g, symbols) for name, g in rules.items()}
+
+
+@final
+class CustomCall(Ruled, Calling):
+    """`custom_call(symbols; operands; captures; body, label, results, ...) -> results`
+
+    label   the function, as messages name it: "custom_jvp: `f`"
+
+    Rules are among the other params; see `rule_regions`.
+    """
+
+    name = "custom_call"
+    droppable = False
+    options: ClassVar[Mapping[str, str]] = {
+        "label": "str",
+        "results": "int",
+        **{f"{key}?": kind for key, kind in PARAMS.items()},
+    }
+    version = 2
+    upgrades: ClassVar[Mapping[int, Upgrade]] = {1: _with_regions}
+
+    def prepare(self, use: Use, operands: list[Operand]) -> Call:
+        names = [f"x{i}" for i in range(len(operands))]
+
+        def call(flat: Sequence[Any]) -> Any:
+            return use.function.fun(*use.arguments(flat))
+
+        function = Function("fun", use.function.fun, names, call)
+        return Call(use.name, [], operands, {"body": function}, {"use": use})
+
+    def trace(self, call: Call) -> Any:
+        traced, use = self.trace_branches(call), call.params.pop("use")
+        use.returns = traced.spec, traced.closed.graphs[0].out_types
+        closed, rules = with_rules(self, use, traced.closed, call.operands)
+        call.params |= {"label": use.label, "results": traced.results, **rules}
+        closed.graphs = closed.graphs[:1]
+        return self.finish(call, traced._replace(closed=closed))
+
+    def trace_bodies(self, call: Call) -> list[Body]:
+        """The function, to which its arguments are values."""
+        types = [o.type for o in call.operands]
+        [(key, function)] = call.functions.items()
+        return [trace_body(call.name, f"{self.name}/{key}", function, types)]
+
+    def functionalize(self, bodies: Sequence[Body]) -> Written:
+        return refuse_writes(bodies, REFUSAL)
+
+    def signature(self, node: Node) -> Signature:
+        return self.with_rule_regions(node, super().signature)
+
+    def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
+        return True
+
+    def check_derived(self, params: Mapping[str, Any]) -> None:
+        label = params["label"]
+        if self.has_rules(params):
+            raise no_tangents(label)
+        raise DerivativeError(
+            f"{label} has derivatives of its own, and the program keeps no more of "
+            "them. Export it with a larger `derivatives`."
+        )
+
+    def not_given(
+        self, _rule: str, _type: TensorType, params: Mapping[str, Any]
+    ) -> DerivativeError:
+        return closes_over(params["label"])
+
+
+CUSTOM: Final = CustomCall()
+
+
+# --- the functions --------------------------------------------------------------------
+
+
+class _Custom(Transformed):
     """What both decorators make: a function, called as it was before.
 
-    checked   the kinds of arguments that its rules were compared with it for
-    closed    those for which its rules read nothing of outside
+    offered  which rules there are: "jvp", "vjp"
+    checked  the kinds of arguments that its rules were compared with it for
     """
+
+    name: str
+    offered: tuple[str, ...]
 
     @entry
     def __init__(
@@ -84,7 +362,6 @@ class _Custom(Ruled, Transformed):
         super().__init__(fun)
         self.fun = fun
         self.checked: set[Any] = set()
-        self.closed: set[Any] = set()
         if not isinstance(nondiff_argnums, tuple | list):
             raise ArgumentTypeError(
                 f"{self.name}: `nondiff_argnums` must be a tuple or a list of ints, "
@@ -110,24 +387,23 @@ class _Custom(Ruled, Transformed):
         places = [self._place(n, len(args)) for n in self.static]
         given = tuple(a for i, a in enumerate(args) if i not in places)
         leaves, spec = pytree.flatten(given)
-        use = Use(self, spec, {i: args[i] for i in places})
         operands = [
             as_default(as_operand(self.name, i, x)) for i, x in enumerate(leaves)
         ]
-        with using(_interpreter(operands)):
+        static, types = {i: args[i] for i in places}, [o.type for o in operands]
+        use = Use(self, spec, static, types)
+        with using(interpreter_of(operands)):
             here = current()
             if here.is_eager:
                 own = use.arguments(apart(leaves))
                 return OwnWritesOnly(self.refusal, own).run(lambda: self.fun(*own))
             if isinstance(here, Tape):
                 return self.on_tape(here, use, operands)
-            found = self.scouted(here, use, operands)
-            use = replace(use, reads=found.reads, symbols=found.symbols)
-            return CUSTOM(use, [*operands, *(read.tensor for read in found.reads)])
+            return CUSTOM(use, operands)
 
     def refusal(self, type_: TensorType) -> MutationError:
         label = f"`{name_of(self.fun)}` ({where(self.fun) or 'fun'})"
-        return captured_write(self.name, label, _REFUSAL, type_)
+        return captured_write(self.name, label, REFUSAL, type_)
 
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not kwargs:
@@ -155,45 +431,37 @@ class _Custom(Ruled, Transformed):
         pairs = [tape.current(o) for o in operands]
         linear = tape.linear
         given = counted([t for _, t in pairs], linear)
-        use = replace(use, below=self.below(tape))
-        with using(tape.parent), _closed(self), own_writes_only(self.refusal) as own:
+        use.leave([tape])
+        with using(tape.parent), use.closed(), own_writes_only(self.refusal) as own:
             leaves = [as_value(v) for v, _ in pairs]
+            values: Sequence[Value]
             tangents: Sequence[Tangent]
             if all(map(is_zero, given)):
-                args = use.arguments(leaves)
-                values, spec = use.results(use.run(lambda: self(*args), leaves))
+                tree = use.run(self, *use.arguments(leaves))
+                values = use.results(tree, leaves)
                 tangents = [Zero(v.type) for v in values]
             elif linear is None or not any(linear_tracers(given)):
-                values, spec, tangents = self.push(use, leaves, given)
-                self.check_once(use, leaves, spec, values)
+                values, tangents = use.push(leaves, given)
             else:
-                values, spec, derivative = self.linearize(use, leaves, given)
-                self.check_once(use, leaves, spec, values)
+                call = RuledCall(CUSTOM, {"rules": use}, (), leaves, ())
+                is_pushed = linear_of(given).pushed or "vjp" not in self.offered
+                rule = "jvp" if is_pushed else "vjp"
+                values, derivative = call.linearize(rule, given)
                 with using(linear):
                     tangents = derivative(given)
+            if not all(map(is_zero, given)):
+                self.check_once(use, leaves, values)
             values = [v if own.has_made(v) else copy(v) for v in values]
         names = zip(values, tangents, strict=True)
-        return pytree.unflatten(spec, [tape.given(v, t, "result") for v, t in names])
-
-    def below(self, tape: Tape) -> Known:
-        """What a tensor of a tape is below it, for the function and its rules."""
-
-        def known(tensor: Value) -> Value | None:
-            if not (isinstance(tensor, TracedTensor) and tensor.tracer is tape):
-                return None
-            var = tape.read(tensor)
-            if not is_zero(tape.tangent(var)):
-                raise _closes_over(self)
-            return as_value(tape.values[var])
-
-        return known
+        results = [tape.given(v, t, "result") for v, t in names]
+        return pytree.unflatten(use.made, results)
 
     def check_once(
-        self, use: Use, leaves: Sequence[Value], spec: Spec, values: Sequence[Value]
+        self, use: Use, leaves: Sequence[Value], values: Sequence[Value]
     ) -> None:
         """Check what a rule gives, where the function has not run: the first time for
         arguments of a kind, if the function can be traced."""
-        key = _kind(use, leaves)
+        key = use.spec, tuple([(x.type.dtype, x.type.ndim) for x in leaves])
         if key in self.checked:
             return
         self.checked.add(key)
@@ -203,68 +471,16 @@ class _Custom(Ruled, Transformed):
         except Exception:
             return  # it may do what only values allow
         try:
-            replace(use, returns=body.spec).check(leaves, body.types, spec, values)
+            use.returns = body.spec, body.types
+            use.check(leaves, values)
         except HopflowError:
             self.checked.remove(key)
             raise
-
-    def scouted(
-        self, tracer: Interpreter, use: Use, operands: Sequence[Operand]
-    ) -> Scouted:
-        """What the rules read of outside."""
-        key = _kind(use, operands)
-        if not isinstance(tracer, Tracer) or key in self.closed:
-            return Scouted()
-        found = scouted(
-            self, self.name, tracer, lambda scout: self.try_rules(use, scout, operands)
-        )
-        own = free_symbols(*(n for o in operands for n in o.type.shape))
-        is_closed = not found.reads and set(own).issuperset(found.symbols)
-        if found.is_known and is_closed and not self.static:
-            self.closed.add(key)
-        return found
-
-    def try_rules(self, use: Use, tracer: Tracer, operands: Sequence[Operand]) -> None:
-        """Run the rules on operands of these types."""
-        raise NotImplementedError
 
     @property
     def rules(self) -> tuple[Any, ...]:
         """What a trace of the function depends on besides itself."""
         raise NotImplementedError
-
-
-_REFUSAL: Final = "its rules could not tell of that. Return the new value instead."
-
-
-def _kind(use: Use, operands: Sequence[Operand]) -> Any:
-    return use.spec, tuple([(o.type.dtype, o.type.ndim) for o in operands])
-
-
-def _interpreter(operands: Sequence[Operand]) -> Interpreter | None:
-    """Where a call runs: what no tangent takes part in is not linear."""
-    here: Interpreter | None = current()
-    while isinstance(here, LinearTracer) and not any(
-        type(o) is TracedTensor and o.tracer is here for o in operands
-    ):
-        here = here.parent
-    return here
-
-
-@contextmanager
-def _closed(function: Ruled) -> Iterator[None]:
-    """Say what it means that a rule or a function reads a tensor of a tape."""
-    try:
-        yield
-    except EscapedValueError as error:
-        raise _closes_over(function) from error
-
-
-def _closes_over(function: Ruled) -> DerivativeError:
-    return DerivativeError(
-        f"{function.name}: `{name_of(function.fun)}` closes over a tensor that depends "
-        "on what is differentiated. Make it an argument."
-    )
 
 
 # --- forward --------------------------------------------------------------------------
@@ -290,6 +506,7 @@ class custom_jvp(_Custom):
     """
 
     name = "custom_jvp"
+    offered = ("jvp",)
     rule: Callable[..., Any] | None = None
 
     @property
@@ -322,113 +539,6 @@ class custom_jvp(_Custom):
 
         self.rule = rule
 
-    def push(
-        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, Sequence[Tangent]]:
-        rule = self.rule
-        if rule is None:
-            raise DerivativeError(
-                f"custom_jvp: `{name_of(self.fun)}` has no rule. Set it with `defjvp`."
-            )
-        if use.examples:
-            return self.push_examples(use, operands, given)
-        primals = pytree.unflatten(use.spec, operands[: len(given)])
-        tangents = pytree.unflatten(use.spec, map(instantiate, given))
-        args = *use.static.values(), primals, tangents
-        pair = use.run(lambda: rule(*args), operands)
-        if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise ResultTypeError(
-                f"custom_jvp: the rule of `{name_of(self.fun)}` must return a pair "
-                f"(result, tangent), and returns `{type(pair).__name__}`."
-            )
-        values, spec = use.results(pair[0])
-        return values, spec, like("custom_jvp", "tangent", pair[1], values, spec)
-
-    def push_examples(
-        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, Sequence[Tangent]]:
-        """The same for many examples at once: the rule is batched."""
-        size, lanes = use.lanes(operands)
-        count, places = len(lanes), [k for k, t in enumerate(given) if not is_zero(t)]
-        pushed = use.like_operands(given)
-        nonzero: list[int] = []
-        of: list[Spec] = []
-
-        def one(flat: Sequence[Any]) -> list[Value]:
-            own: list[Tangent] = [Zero(x.type) for x in flat[: len(given)]]
-            for k, tangent in zip(places, flat[count:], strict=True):
-                own[k] = tangent
-            values, spec, tangents = self.push(use.of_one, flat[:count], own)
-            of.append(spec)
-            nonzero[:] = [k for k, t in enumerate(tangents) if not is_zero(t)]
-            return [*values, *(instantiate(tangents[k]) for k in nonzero)]
-
-        found = over_examples(one, size, [*lanes, *(pushed[k] for k in places)])
-        results = [as_batched(size, lane).value for lane in found]
-        values = results[: len(results) - len(nonzero)]
-        tangents: list[Tangent] = [Zero(v.type) for v in values]
-        for k, tangent in zip(nonzero, results[len(values) :], strict=True):
-            tangents[k] = tangent
-        return values, of[0], tangents
-
-    def try_rules(self, use: Use, tracer: Tracer, operands: Sequence[Operand]) -> None:
-        leaves, dots = _inputs(tracer, [o.type for o in operands])
-        self.push(use, leaves, dots)
-
-    def linearize(
-        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, LinearMap]:
-        # Among tensors of a linear trace the rule records what it does with tangents,
-        # and computes the rest below.
-        linear = linear_of(given)
-        marks, before = mark(linear), linear.refuses_operators
-        linear.refuses_operators = True
-        try:
-            with using(linear):
-                found, spec, tangents = self.push(use, operands, given)
-        except UsesOperator:
-            rollback(marks)
-            return self.linearize_at_zero(use, operands, given)
-        finally:
-            linear.refuses_operators = before
-        values = [as_value(linear.below(v)) for v in found]
-        return values, spec, lambda _: tangents
-
-    def linearize_at_zero(
-        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, LinearMap]:
-        """The same for a rule that gives tangents to operators, which compute other
-        things beside: it is linear in them, and so its own derivative where they are
-        zero."""
-        places = [k for k, t in enumerate(given) if not is_zero(t)]
-        zeros = [instantiate(Zero(given[k].type)) for k in places]
-        found: list[int] = []
-        of: list[Spec] = []
-
-        def rule(*own: Value) -> tuple[list[Value], list[Value]]:
-            tangents: list[Tangent] = list(given)
-            for k, tangent in zip(places, own, strict=True):
-                tangents[k] = tangent
-            values, spec, results = self.push(use, operands, tangents)
-            of.append(spec)
-            found.extend(k for k, t in enumerate(results) if not is_zero(t))
-            return [instantiate(results[k]) for k in found], values
-
-        texts = [f"tangents[{k}]" for k in places]
-        primals = Primals(zeros, pytree.structure(tuple(zeros)), texts)
-        pushed = linear_of(given).pushed
-        linear = Linear("custom_jvp", rule, primals, has_aux=True, pushed=pushed)
-        values: list[Value] = linear.run.aux
-
-        def derivative(tangents: Sequence[Tangent]) -> Sequence[Tangent]:
-            results: list[Tangent] = [Zero(v.type) for v in values]
-            made = linear.push([tangents[k] for k in places])
-            for k, tangent in zip(found, made, strict=True):
-                results[k] = tangent
-            return results
-
-        return values, of[0], derivative
-
 
 def _tree_sum(a: Any, b: Any) -> Any:
     return pytree.tree_map(lambda x, y: x + y, a, b)
@@ -459,6 +569,7 @@ class custom_vjp(_Custom):
     """
 
     name = "custom_vjp"
+    offered = ("vjp",)
     forward: Callable[..., Any] | None = None
     backward: Callable[..., Any] | None = None
 
@@ -471,197 +582,3 @@ class custom_vjp(_Custom):
         require_callable("defvjp", "forward", forward)
         require_callable("defvjp", "backward", backward)
         self.forward, self.backward = forward, backward
-
-    def push(
-        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, Sequence[Tangent]]:
-        raise no_tangents(use)
-
-    def linearize(
-        self, use: Use, operands: Sequence[Value], given: Sequence[Tangent]
-    ) -> tuple[list[Value], Spec, LinearMap]:
-        if linear_of(given).pushed:
-            raise no_tangents(use)
-        values, spec, pullback, residuals = self.run_forward(use, operands)
-        arguments = [a.type for a in operands[: len(given)]]
-        results = [v.type for v in values]
-        return values, spec, pulled_by(pullback, arguments, results, residuals)
-
-    def run_forward(
-        self, use: Use, operands: Sequence[Value]
-    ) -> tuple[list[Value], Spec, PullbackRule, list[Value]]:
-        """The results and their structure, the backward rule, and the tensors that it
-        takes."""
-        if use.examples:
-            return self.run_forward_of_many(use, operands)
-        if self.forward is None or self.backward is None:
-            raise DerivativeError(
-                f"custom_vjp: `{name_of(self.fun)}` has no rules. Set them with "
-                "`defvjp`."
-            )
-        forward, args = self.forward, use.arguments(operands[: use.spec.num_leaves])
-        pair = use.run(lambda: forward(*args), operands)
-        if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise ResultTypeError(
-                f"custom_vjp: the forward rule of `{name_of(self.fun)}` must return a "
-                f"pair (result, residuals), and returns `{type(pair).__name__}`."
-            )
-        values, spec = use.results(pair[0])
-        kept, kept_spec = pytree.flatten(pair[1])
-        static = [None if isinstance(x, Value) else x for x in kept]
-        residuals = [x for x in kept if isinstance(x, Value)]
-        pullback = Backward(self.backward, use, spec, static, kept_spec)
-        return values, spec, pullback, [*residuals, *operands[use.spec.num_leaves :]]
-
-    def run_forward_of_many(
-        self, use: Use, operands: Sequence[Value]
-    ) -> tuple[list[Value], Spec, PullbackRule, list[Value]]:
-        """The same for many examples at once: the rules are batched."""
-        size, lanes = use.lanes(operands)
-        of: list[tuple[Spec, PullbackRule, int]] = []
-
-        def one(flat: Sequence[Any]) -> list[Value]:
-            values, spec, pullback, residuals = self.run_forward(use.of_one, flat)
-            of.append((spec, pullback, len(values)))
-            return [*values, *residuals]
-
-        found = [_value(lane) for lane in over_examples(one, size, lanes)]
-        [(spec, pullback, count)] = of
-        values = [as_batched(size, lane).value for lane in found[:count]]
-        batched = [isinstance(lane, Batched) for lane in found[count:]]
-        residuals = [x.value if isinstance(x, Batched) else x for x in found[count:]]
-        return values, spec, BackwardOfMany(pullback, use, batched), residuals
-
-    def try_rules(self, use: Use, tracer: Tracer, operands: Sequence[Operand]) -> None:
-        leaves, _ = _inputs(tracer, [o.type for o in operands])
-        values, _, pullback, residuals = self.run_forward(use, leaves)
-        _, cts = _inputs(tracer, [v.type for v in values])
-        given = [ct for ct in cts if not is_zero(ct)]
-        arguments, results = ([v.type for v in row] for row in (leaves, values))
-        pullback(given, residuals, arguments, results)
-
-
-def _value(lane: Lane) -> Batched | Value:
-    return lane if isinstance(lane, Batched) else as_value(lane)
-
-
-def _inputs(
-    tracer: Tracer, types: Sequence[TensorType]
-) -> tuple[list[Value], list[Tangent]]:
-    """Inputs of these types, and tangents or cotangents of them."""
-    values: list[Value] = [tracer.operand(t, "x") for t in types]
-    dots: list[Tangent] = [
-        tracer.operand(t.strong(), "t") if is_differentiable(t) else Zero(t)
-        for t in types
-    ]
-    return values, dots
-
-
-# --- in a trace -----------------------------------------------------------------------
-
-
-@final
-class CustomCall(Calling):
-    """`custom_call(symbols; operands; captures; body, use) -> results`
-
-    use    the call, with its rules
-    """
-
-    name = "custom_call"
-    droppable = False
-
-    def prepare(self, use: Use, operands: list[Operand]) -> Call:
-        fun, count = use.function.fun, use.spec.num_leaves
-        names = [f"x{i}" for i in range(len(operands))]
-
-        def call(flat: Sequence[Any]) -> Any:
-            return fun(*use.arguments(flat[:count]))
-
-        function = Function("fun", fun, names, call)
-        return Call(use.function.name, [], operands, {"body": function}, {"use": use})
-
-    def trace(self, call: Call) -> Any:
-        traced, use = self.trace_branches(call), call.params["use"]
-        add_inputs(traced.closed, use.symbols)
-        call.params["use"] = replace(use, returns=traced.spec)
-        return self.finish(call, traced)
-
-    def trace_bodies(self, call: Call) -> list[Body]:
-        """The function, to which its arguments are values."""
-        types = [o.type for o in call.operands]
-        [(key, function)] = call.functions.items()
-        return [trace_body(call.name, f"{self.name}/{key}", function, types)]
-
-    def functionalize(self, bodies: Sequence[Body]) -> Written:
-        return refuse_writes(bodies, _REFUSAL)
-
-    def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
-        return True
-
-    def batch_rule(
-        self,
-        size: Size,
-        batched: Sequence[bool],
-        args: Sequence[Operand],
-        params: dict[str, Any],
-    ) -> tuple[Sequence[Value], Sequence[bool]]:
-        parts = split_args(self, batched, params)
-        if not any(parts.operands):  # rules do not depend on the example
-            return each_example(self, size, batched, args, params)
-        use: Use = params["use"]
-        use = replace(use, examples=(*use.examples, parts.operands))
-        params = {**params, "use": use}
-        found = batching.batch(self, size, batched, args, params, all_results=True)
-        return batching.with_shared(size, found, params["body"], batched, args)
-
-    def jvp_rule(
-        self,
-        operands: Sequence[Operand],
-        tangents: Sequence[Tangent],
-        params: dict[str, Any],
-    ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        use = self._use(operands, params)
-        own, given = self._own(operands, tangents, params)
-        with _closed(use.function):
-            values, spec, found = use.function.push(use, own, given)
-        types = self.result_types([o.type for o in operands], params)
-        use.check(own, types, spec, values)
-        return values, found
-
-    def linearize_rule(
-        self,
-        operands: Sequence[Operand],
-        tangents: Sequence[Tangent],
-        params: dict[str, Any],
-    ) -> tuple[Sequence[Value], LinearMap]:
-        use = self._use(operands, params)
-        own, given = self._own(operands, tangents, params)
-        with _closed(use.function):
-            values, spec, derivative = use.function.linearize(use, own, given)
-        types = self.result_types([o.type for o in operands], params)
-        use.check(own, types, spec, values)
-        return values, lambda t: derivative(self._own(operands, t, params)[1])
-
-    def _use(self, operands: Sequence[Operand], params: dict[str, Any]) -> Use:
-        """The call of a node of these operands."""
-        use: Use = params["use"]
-        return replace(use, sizes=split_args(self, operands, params).symbols)
-
-    def _own(
-        self,
-        operands: Sequence[Operand],
-        tangents: Sequence[Tangent],
-        params: dict[str, Any],
-    ) -> tuple[list[Value], Sequence[Tangent]]:
-        """The arguments of the function, with what its rules read behind them; and the
-        tangents of the arguments."""
-        use: Use = params["use"]
-        parts = split_args(self, operands, params)
-        given = split_args(self, tangents, params)
-        count = use.spec.num_leaves
-        if not all(map(is_zero, (*given.operands[count:], *given.captures))):
-            raise _closes_over(use.function)
-        return list(map(as_value, parts.operands)), given.operands[:count]
-
-
-CUSTOM = CustomCall()

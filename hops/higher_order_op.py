@@ -6,7 +6,9 @@ meaning     Graph, (*symbols, *operands, *captures) -> results: `debug`, traced
 f           of each argument that is a function the graph, or one for each kind of call:
             (*symbols, *what it is called with, *captures) -> its results
 n           of each argument that is no data the value
-arguments   of a class with rules of its own, how the user gave all these
+
+Of a class with rules of its own, their graphs are among the other params; see
+`rule_regions`.
 """
 
 import inspect
@@ -19,8 +21,6 @@ import numpy as np
 
 from hopflow import pytree
 from hopflow.autograd import api
-from hopflow.autograd.linearize import linear_of
-from hopflow.batching import operators as batching
 from hopflow.batching.graphs import Batched, bind_again, evaluate, lanes_of
 from hopflow.bind import (
     Interpreter,
@@ -31,23 +31,23 @@ from hopflow.bind import (
     run_graph,
     using,
 )
-from hopflow.errors import ArgumentTypeError, OperatorError
-from hopflow.graph.core import Graph, Node, size_of
+from hopflow.errors import ArgumentTypeError, DerivativeError, OperatorError
+from hopflow.graph.core import Graph, Node, map_graphs, size_of
 from hopflow.graph.interpreter import Evaluate, interpret
 from hopflow.graph.regions import Port, Region, Runs, Signature, roles
+from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType, differing
-from hopflow.hops import own_rules
-from hopflow.hops.base import Call, RegionOperator
+from hopflow.hops.base import Call
 from hopflow.hops.own_rules import (
-    ARGUMENTS,
-    Arguments,
     Kind,
     KindOfCall,
     Leaf,
-    also_reading,
+    OwnRules,
     filled,
     keys_of,
 )
+from hopflow.hops.rule_regions import Ruled
+from hopflow.hops.rule_tracing import with_rules
 from hopflow.hops.subgraphs import (
     Body,
     Function,
@@ -59,19 +59,19 @@ from hopflow.hops.subgraphs import (
     flatten_results,
     own_copy,
     trace_body,
+    unknown_sizes,
     written_inputs,
 )
 from hopflow.loop_ir.kernels import Inline, Lowered
 from hopflow.pytree import Spec
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.scalars import terms_of
-from hopflow.symbolic.size import Size, Symbol, SymFloat, SymInt, free_symbols
+from hopflow.symbolic.size import Size, SymFloat, SymInt
 from hopflow.trace.closures import type_key
-from hopflow.trace.dims import Dim
 from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer
-from hopflow.zeros import LinearMap, Tangent, Unknown
+from hopflow.zeros import Unknown
 
 MEANING: Final = "meaning"
 
@@ -83,7 +83,7 @@ class UserCall(Call):
     given: "Given | None" = None
 
 
-class HigherOrderOp(RegionOperator):
+class HigherOrderOp(Ruled):
     """An operator with functions among its arguments, of which a user defines `debug`.
 
     A subclass needs its reference in plain Python, `debug`, and no more:
@@ -158,9 +158,8 @@ class HigherOrderOp(RegionOperator):
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[bool]]:
         """The results for `size` examples, and which have them; see `batch_rule`."""
-        if ARGUMENTS in params:  # the class's own rules are for one example
-            found = batching.each_example(self, size, batched, args, params)
-            return batching.with_shared(size, found, params[MEANING], batched, args)
+        if self.has_rules(params):  # which are for one example
+            return super().batch_rule(size, batched, args, params)
         return batch(meaning_of(params), size, batched, args)
 
     def infer(self, *types: Any, **params: Any) -> tuple[TensorType, ...]:
@@ -176,7 +175,7 @@ class HigherOrderOp(RegionOperator):
         return functionalize(bodies)
 
     def signature(self, node: Node) -> Signature:
-        return signature(node)
+        return self.with_rule_regions(node, signature)
 
     def batch_rule(
         self,
@@ -187,28 +186,6 @@ class HigherOrderOp(RegionOperator):
     ) -> tuple[Sequence[Value], Sequence[bool]]:
         return self.batch(size, batched, args, params)
 
-    def jvp_rule(
-        self,
-        operands: Sequence[Operand],
-        tangents: Sequence[Tangent],
-        params: dict[str, Any],
-    ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        if self._has_own("jvp", params):
-            return own_rules.push(self, operands, tangents, params)
-        return super().jvp_rule(operands, tangents, params)
-
-    def linearize_rule(
-        self,
-        operands: Sequence[Operand],
-        tangents: Sequence[Tangent],
-        params: dict[str, Any],
-    ) -> tuple[Sequence[Value], LinearMap]:
-        if self._has_own("vjp", params) and not linear_of(tangents).pushed:
-            return own_rules.linearize(self, operands, tangents, params, "vjp")
-        if self._has_own("jvp", params):
-            return own_rules.linearize(self, operands, tangents, params, "jvp")
-        return super().linearize_rule(operands, tangents, params)
-
     @property
     def own_rules(self) -> tuple[str, ...]:
         """The rules that the class has of its own and calls as `debug` is called."""
@@ -216,11 +193,14 @@ class HigherOrderOp(RegionOperator):
         rules = ("jvp", "vjp")
         return tuple(r for r in rules if getattr(own, r) != getattr(HigherOrderOp, r))
 
-    def _has_own(self, rule: str, params: Mapping[str, Any]) -> bool:
-        return ARGUMENTS in params and rule in self.own_rules
-
-    def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
-        return ARGUMENTS in params
+    def not_given(
+        self, rule: str, type_: TensorType, _params: Mapping[str, Any]
+    ) -> DerivativeError:
+        return DerivativeError(
+            f"{self.name}: a tensor {type_} that is given by name, or that `debug` or "
+            "a rule itself reads, depends on what is differentiated, and its own "
+            f"`{rule}` gives derivatives in arguments by position. Make it one."
+        )
 
     def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]
@@ -455,12 +435,12 @@ class Subfunction:
                 return known
         path = f"{self.op}/{self.leaf.key}"
         with using(self.outer):
-            dynamic = _unknown_sizes(types)
+            sizes = unknown_sizes(types)
             given: Any = None
             if any(o is not None for o in shared):
                 pairs = zip(shared, types, strict=True)
                 given = [Unknown(t) if o is None else o for o, t in pairs]
-            body = trace_body(self.op, path, function, types, given, dynamic=dynamic)
+            body = trace_body(self.op, path, function, types, given, sizes=sizes)
         results = len(body.outputs)
         made = Variant(key, spec, shared, body, results, functionalize([body]))
         self._remember("_known", [*self._known, made])
@@ -482,28 +462,6 @@ def _outer(operand: Operand, outer: Interpreter | None) -> Operand | None:
     while isinstance(found, TracedTensor) and found.tracer is not outer:
         found = found.origin
     return found if isinstance(found, Value) else None
-
-
-def _unknown_sizes(types: Sequence[TensorType]) -> dict[int, dict[int, Dim]]:
-    """The sizes that are known within the operator only, each as a size of its own."""
-    dims: dict[Any, Dim] = {}
-    found: dict[int, dict[int, Dim]] = {}
-    for i, type_ in enumerate(types):
-        for axis, size in enumerate(type_.shape):
-            if not all(map(_is_known, free_symbols(size))):
-                dim = dims.setdefault(terms_of(size), Dim(f"u{len(dims)}"))
-                found.setdefault(i, {})[axis] = dim
-    return found
-
-
-def _is_known(symbol: Symbol) -> bool:
-    """Whether the traces here have an input or a node for a symbol."""
-    tracer: Interpreter | None = current()
-    while isinstance(tracer, Tracer):
-        if symbol in tracer.symbols:
-            return True
-        tracer = tracer.parent
-    return False
 
 
 # --- tracing --------------------------------------------------------------------------
@@ -549,8 +507,15 @@ def trace(op: Any, call: Given) -> Any:
     bodies = [body, *(v.body for v in variants)]
     _capture_operands(bodies)
     closed = close_bodies(bodies)
-    params = _params(op, call, functions, closed.graphs, body.spec)
-    also_reading(op, closed, params)
+    params = _params(call, functions, closed.graphs)
+    if op.own_rules:
+        kinds = {f.leaf.key: [v.kind for v in f.variants] for f in functions}
+        types = [x.type for x in (*call.operands, *closed.captures)]
+        given = call.leaves, call.spec, kinds, body.spec
+        graphs = map_graphs(params, clone)  # a node may edit its own
+        rules = OwnRules(op, *given, graphs, closed.symbols, types)
+        closed, made = with_rules(op, rules, closed, call.operands)
+        params |= {"results": results, **made}
     args = [*closed.symbols, *call.operands, *closed.captures]
     found = bind(op, args, params)
     commit(targets, found[results:])
@@ -571,11 +536,7 @@ def _capture_operands(bodies: Sequence[Body]) -> None:
 
 
 def _params(
-    op: Any,
-    call: Given,
-    functions: Sequence[Subfunction],
-    graphs: Sequence[Graph],
-    returns: Spec,
+    call: Given, functions: Sequence[Subfunction], graphs: Sequence[Graph]
 ) -> dict[str, Any]:
     params: dict[str, Any] = {MEANING: graphs[0]}
     rest = iter(graphs[1:])
@@ -586,9 +547,6 @@ def _params(
     for leaf in call.leaves:
         if leaf.kind == "static":
             params[leaf.key] = leaf.value
-    if op.own_rules:
-        kinds = {f.leaf.key: [v.kind for v in f.variants] for f in functions}
-        params[ARGUMENTS] = Arguments(op, call.leaves, call.spec, kinds, returns)
     return params
 
 
@@ -648,7 +606,7 @@ def signature(node: Any) -> Signature:
             own = [Port("operand")] * len(graph.operands)
             outputs = [Port("result")] * len(graph.outputs)
         inputs = (*ports[:symbols], *own, *ports[first:])
-        runs: Runs = "once" if name == MEANING else "at most once"
+        runs: Runs = "once" if name == MEANING else "never"
         regions.append(Region(name, graph, inputs, tuple(outputs), runs))
     results = roles(("result", len(meaning.outputs)))
     return Signature(args, results, tuple(regions))

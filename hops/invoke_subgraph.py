@@ -18,6 +18,8 @@ from hopflow.graph.types import TensorType
 from hopflow.hops.base import Call, debugging
 from hopflow.hops.branches import Calling
 from hopflow.hops.loops import calling, spread_specs
+from hopflow.hops.rule_regions import refers_outside
+from hopflow.hops.rule_tracing import rules_around
 from hopflow.hops.subgraphs import Function, commit, flatten_operands, require_callable
 from hopflow.pickling import Transformed
 from hopflow.pytree import Spec
@@ -314,19 +316,21 @@ def _once_within_itself(
     Raises:
         EndlessTraceError: it is so already, and would be again within that.
     """
-    this, around = (key, *(type_key(t.type, terms_of) for t in tensors)), _tracing.calls
-    if this in around:
+    types = [type_key(t.type, terms_of) for t in tensors]
+    this = key, len(rules_around()), *types  # a rule may call what it is a rule of
+    before = _tracing.calls
+    if this in before:
         raise EndlessTraceError(
             f"{name}: `{name_of(fn)}` ({where(fn)}) calls itself on tensors of the "
             "same types, with the same other values, so that its trace has no end. "
             "Loop with `hf.while_loop`, or pass what ends it as an argument that is no "
             "tensor."
         )
-    _tracing.calls = (*around, this)
+    _tracing.calls = (*before, this)
     try:
         yield
     finally:
-        _tracing.calls = around
+        _tracing.calls = before
 
 
 def _trace(
@@ -360,6 +364,7 @@ def _trace(
         or (outside is not None and outside.changes)
         or not known.is_general
         or not known.may_serve(every)
+        or refers_outside(graph)
     ):
         return INVOKE_SUBGRAPH.finish(call, traced)
     once(known.graph, "body", lambda: graph)  # with the bodies that it shares itself

@@ -1,12 +1,12 @@
 """Functions given to operators: traced to bodies, compared, and closed to graphs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from traceback import walk_tb
 from typing import Any
 
 from hopflow import dtypes, pytree
-from hopflow.bind import Operand, Value, bind, current
+from hopflow.bind import Interpreter, Operand, Value, bind, current
 from hopflow.dtypes import DType
 from hopflow.errors import (
     ArgumentTypeError,
@@ -238,6 +238,7 @@ def trace_body(
     references: Sequence[Operand] | None = None,
     *,
     dynamic: Mapping[int, Mapping[int, Dim]] | None = None,
+    sizes: Mapping[int, Mapping[int, Size]] | None = None,
 ) -> Body:
     """Trace one function of an operator, on inputs of these types.
 
@@ -246,6 +247,7 @@ def trace_body(
         path: What joins the nodes' operator path: "while_loop/body".
         references: The caller's operands, where a write to an input is one to them.
         dynamic: By the position of an input the axes whose sizes steps change.
+        sizes: The same, with the sizes: symbols, which inputs define.
 
     Raises:
         ResultTypeError: the function returned what is neither a tensor nor a number.
@@ -260,7 +262,7 @@ def trace_body(
         else Tracer(parent, function.role, path=path)
     )
     if references is None:
-        sizes = _changing_sizes(tracer, function.names, dynamic or {})
+        sizes = sizes or _changing_sizes(tracer, function.names, dynamic or {})
         inputs = [
             tracer.operand(t, n, sizes.get(i, {}))
             for i, (t, n) in enumerate(zip(types, function.names, strict=True))
@@ -280,6 +282,31 @@ def trace_body(
         tracer.localize(o) if isinstance(o, Value) else o for o in found
     ]
     return Body(op, function, tracer, outputs, spec)
+
+
+def is_known(symbol: Symbol) -> bool:
+    """Whether the traces here have an input or a node for a symbol."""
+    tracer: Interpreter | None = current()
+    while isinstance(tracer, Tracer):
+        if symbol in tracer.symbols:
+            return True
+        tracer = tracer.parent
+    return False
+
+
+def is_known_size(size: Size) -> bool:
+    """Whether the traces here know all symbols of a size."""
+    return all(map(is_known, free_symbols(size)))
+
+
+def unknown_sizes(types: Sequence[TensorType]) -> dict[int, dict[int, Size]]:
+    """By the position of a type the axes whose sizes another trace has made."""
+    found: dict[int, dict[int, Size]] = {}
+    for i, type_ in enumerate(types):
+        for axis, size in enumerate(type_.shape):
+            if not is_known_size(size):
+                found.setdefault(i, {})[axis] = size
+    return found
 
 
 def _changing_sizes(
@@ -477,26 +504,41 @@ def close_bodies(
     return closed
 
 
-def add_inputs(
-    closed: Closed, symbols: Sequence[Symbol], captures: Sequence[Value] = ()
-) -> None:
-    """Pass these too, behind those that are passed: the graphs do not read them."""
-    parent = current()
-    if not isinstance(parent, Tracer):
-        return
-    known = {var.node.symbol for var in closed.graphs[0].symbols}  # of each graph
-    new = [s for s in symbols if s not in known]
-    for graph in closed.graphs:
-        first = len(graph.symbols)
-        graph.inputs, rest = graph.inputs[:first], graph.inputs[first:]
-        for symbol in new:
-            graph.add_input(SYMBOL_TYPE, symbol.name, "symbol", symbol)
-        graph.inputs += rest
-        for tensor in captures:
-            graph.add_input(tensor.type, "read", "capture")
+def joined(parts: Sequence[Closed]) -> Closed:
+    """All graphs, with inputs for what any of the parts passes."""
+    symbols = {
+        symbol: value
+        for part in parts
+        for var, value in zip(part.graphs[0].symbols, part.symbols, strict=True)
+        if (symbol := var.node.symbol) is not None
+    }
+    captures = {id(value): value for part in parts for value in part.captures}
+    graphs = [(part, graph) for part in parts for graph in part.graphs]
+    for part, graph in graphs:
+        own = dict(zip(map(id, part.captures), graph.captures, strict=True))
+        graph.inputs = [
+            *graph.symbols,
+            *graph.operands,
+            *(
+                own.get(key) or graph.add_input(value.type, "read", "capture")
+                for key, value in captures.items()
+            ),
+        ]
+        with_symbols(graph, symbols)
         graph.name_inputs()
-    closed.symbols += [TracedTensor(parent, parent.symbol(s)) for s in new]
-    closed.captures += captures
+    found = [graph for _, graph in graphs]
+    return Closed(found, list(symbols.values()), list(captures.values()))
+
+
+def with_symbols(graph: Graph, symbols: Iterable[Symbol]) -> Graph:
+    """The graph with inputs for these symbols, all of its own among them."""
+    own = {var.node.symbol: var for var in graph.symbols}
+    rest = graph.inputs[len(own) :]
+    first = [
+        own.get(s) or graph.add_input(SYMBOL_TYPE, s.name, "symbol", s) for s in symbols
+    ]
+    graph.inputs = [*first, *rest]
+    return graph
 
 
 def _put_symbols_first(

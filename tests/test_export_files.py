@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow.errors import ProgramFormatError
+from hopflow.errors import DerivativeError, ProgramFormatError
 from hopflow.export import document, files, operators
 from hopflow.export.container import read_members, write_members
 from hopflow.export.fields import written
@@ -202,6 +202,21 @@ def test_files_of_every_version_are_readable(name: str) -> None:
         expected = json.loads(file.with_suffix(".json").read_text())
         for found, wanted in zip(leaves, expected, strict=True):
             np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12)
+
+
+def test_rules_in_a_file_of_an_earlier_version_are_regions(tmp_path: Path) -> None:
+    """Of `custom_jvp`, of `custom_vjp` and of an operator, in a batch and in a loop."""
+    expected = json.loads((OLD / "rules.v1.json").read_text())
+    path, old = tmp_path / "again.hopflow", hf.load(OLD / "rules.v1.hopflow")
+    old.save(path)
+    for program in (old, hf.load(path)):
+        first = hf.grad(lambda x: program(x, 2))  # noqa: B023
+        results = (program(X, 2), first(X), hf.grad(lambda x: hf.sum(first(x)))(X))  # noqa: B023
+        for found, wanted in zip(results, expected, strict=True):
+            np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12)
+        with pytest.raises(DerivativeError, match="larger `derivatives`"):
+            hf.grad(lambda x: hf.sum(hf.grad(lambda x: hf.sum(first(x)))(x)))(X)  # noqa: B023
+    assert hf.load(path) == old
 
 
 def test_the_schema_of_an_operator_changes_with_its_version_alone() -> None:
@@ -500,6 +515,64 @@ HOSTILE: list[tuple[Callable[[Any], None], str]] = [
 
 @pytest.mark.parametrize(("change", "why"), HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_program_is_refused(change: Any, why: str, path: Path) -> None:
+    data, weights = parts(path)
+    change(data)
+    path.write_bytes(packed(data, weights))
+    with pytest.raises(ProgramFormatError, match=why):
+        hf.load(path)
+
+
+@hf.custom_vjp
+def ruled(x: Any) -> Any:
+    return hf.sin(x)
+
+
+ruled.defvjp(lambda x: (ruled(x), x), lambda x, ct: (hf.cos(x) * ct,))
+
+
+def call(data: Any) -> Any:
+    [node] = [n for n in graph(data)["nodes"] if n.get("op") == "custom_call"]
+    return node
+
+
+def params(data: Any) -> Any:
+    return call(data)["params"]
+
+
+def with_depth(data: Any) -> None:
+    params(data)["depth"] = 0
+
+
+def without_backward(data: Any) -> None:
+    del params(data)["backward"]
+
+
+HOSTILE_RULES: list[tuple[Callable[[Any], None], str]] = [
+    (set_in(params, "results", 2), "rules of says"),
+    (set_in(params, "results", "x"), "program: "),
+    (set_in(params, "wrt", [1]), "rules of says"),
+    (set_in(params, "wrt", [0, 0]), "rules of says"),
+    (set_in(params, "wrt", "x"), "program: "),
+    (set_in(params, "cotangents", [3]), "rules of says"),
+    (set_in(params, "cotangents", []), "rules of says"),
+    (set_in(params, "examples", [[False]]), "rules of says"),
+    (set_in(params, "examples", [3]), "program: "),
+    (set_in(params, "forward", {"graph": 0}), "program: "),
+    (set_in(params, "backward", {"graph": 0}), "program: "),
+    (set_in(params, "backward", {"graph": 99}), "a graph before it"),
+    (set_in(params, "forward", 1), "program: "),
+    (set_in(params, "late", 1), "a param of `custom_call`"),
+    (without_backward, "program: "),
+    (with_depth, "the rules of one that is not around it"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), HOSTILE_RULES, ids=range(len(HOSTILE_RULES))
+)
+def test_hostile_rules_are_refused(change: Any, why: str, path: Path) -> None:
+    hf.export(lambda x: ruled(x) * 2, (X,), derivatives=1).save(path)
+    assert hf.load(path)(X).shape == (2, 3)
     data, weights = parts(path)
     change(data)
     path.write_bytes(packed(data, weights))

@@ -41,7 +41,8 @@ ORDER = (
 )
 # Inside hops/ there is an order too. What is not named comes after, in any order.
 HOPS = (
-    *("subgraphs", "schema", "base", "own_rules", "higher_order_op", "loops"),
+    *("subgraphs", "schema", "base", "rule_tracing", "rule_regions", "own_rules"),
+    *("higher_order_op", "loops"),
     *("dynamic_shapes", "branches", "cond", "switch", "scan", "reverse_modes"),
     *("while_loop", "scanning", "map"),
 )

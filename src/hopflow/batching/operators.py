@@ -53,7 +53,7 @@ def batch(
         all_results: Whether all results are to be batched.
     """
     node: Any = Node("call_function", op, tuple(args), params)  # type: ignore[arg-type]
-    signature = op.signature(node)
+    signature = op.signature(node).running
     settled = _settled(
         signature, size, batched, all_results=all_results, share=op.is_call
     )
@@ -71,7 +71,9 @@ def batch(
         id(region.graph): body.graph
         for region, body in zip(signature.regions, settled.bodies, strict=True)
     }
-    results = bind(op, passed, map_graphs(params, lambda graph: graphs[id(graph)]))
+    # Graphs that no run takes, those of rules, stay as they are.
+    own = map_graphs(params, lambda graph: graphs.get(id(graph), graph))
+    results = bind(op, passed, own)
     rows = zip(signature.results, results, settled.results, strict=True)
     values = [moved(v, 1, 0) if b and r == "stacked" else v for r, v, b in rows]
     return BatchedResults(values, tuple(settled.results))

@@ -50,9 +50,9 @@ def export(
             mapping by name) an `hf.Dim`, True, False, or a mapping or sequence of these
             by axis; in containers of the argument's structure. False for a number makes
             it a constant.
-        derivatives: How often functions with rules of their own (`hf.custom_jvp`,
-            `hf.custom_vjp`, operators) may be differentiated once the program is
-            loaded: their rules are kept as graphs. All else always can be.
+        derivatives: How many orders are kept of the derivatives of functions with
+            rules of their own (`hf.custom_jvp`, `hf.custom_vjp`, operators), at least.
+            Those of all else are always there.
         strict: As of `hf.trace`: refuse a function that does more than compute.
 
     Raises:

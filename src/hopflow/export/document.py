@@ -10,7 +10,7 @@ from importlib.metadata import version
 from keyword import iskeyword
 from typing import Any, Final, NamedTuple
 
-from hopflow.errors import HopflowError, ProgramFormatError
+from hopflow.errors import GraphError, HopflowError, ProgramFormatError
 from hopflow.export.fields import Part
 from hopflow.export.graphs import GraphReader, GraphWriter
 from hopflow.export.sizes import SymbolReader, SymbolWriter
@@ -20,6 +20,7 @@ from hopflow.graph.core import Graph, match_shapes
 from hopflow.graph.module import ComputedSource, GraphModule, Source, Specialization
 from hopflow.graph.types import same_type
 from hopflow.graph.verifier import verify
+from hopflow.hops.rule_regions import refers_outside
 from hopflow.symbolic.guards import Guard, GuardSet
 from hopflow.symbolic.size import Size, Symbol, SymInt
 from hopflow.trace.capture import Run, argument_value
@@ -213,8 +214,10 @@ def _verify(reader: GraphReader, symbols: SymbolReader) -> None:
         ProgramFormatError: one is broken.
     """
     try:
-        for graph in (*reader.rules, reader.graphs[-1]):
-            verify(graph)
+        graph = reader.graphs[-1]
+        verify(graph)
+        if refers_outside(graph):
+            raise GraphError("a call has the rules of one that is not around it.")
     except Exception as error:  # whatever operators do with what they never expected
         raise ProgramFormatError(f"program: {error}") from error
     if symbols.env.asked:

@@ -13,17 +13,15 @@ from hopflow.dtypes import iinfo
 from hopflow.errors import ExportError
 from hopflow.export.fields import Part
 from hopflow.export.operators import least_version, operators, schema, upgraded
-from hopflow.export.rules import KeptRules
+from hopflow.export.rules import CALL, read_rules
 from hopflow.export.sizes import read_float
 from hopflow.export.statics import StaticReader, StaticWriter
 from hopflow.graph.core import Arg, Constant, Graph, Node, Section, SourceLine, Var
 from hopflow.graph.types import TensorType
 from hopflow.hops.custom import CUSTOM
-from hopflow.hops.custom_use import Use
 
 MAX_NESTING: Final = 512
 SECTIONS: Final[tuple[Section, ...]] = ("symbol", "operand", "capture")
-RULES: Final = ("jvp", "forward", "backward")
 
 
 # --- writing --------------------------------------------------------------------------
@@ -100,29 +98,13 @@ class GraphWriter:
         try:
             if self._known.get(name) is not node.op:
                 raise ExportError("it is known in this process alone.")
-            params = {key: self._param(value) for key, value in node.params.items()}
+            params = {k: self.statics.value(x) for k, x in node.params.items()}
         except ExportError as error:
             raise located(node, error) from error
         if name not in self.operators:
             self.operators[name] = schema(node.op)
         args = [self._arg(arg, numbers) for arg in node.args]
         return {"op": name, "args": args, "params": params}
-
-    def _param(self, value: Any) -> Any:
-        if isinstance(value, Use):
-            return {"rules": self._rules(value)}
-        return self.statics.value(value)
-
-    def _rules(self, use: Use) -> dict[str, Any]:
-        kept = use.function
-        if not isinstance(kept, KeptRules):
-            raise ExportError("its rules are functions of Python.")
-        row: dict[str, Any] = {"name": kept.name, "function": kept.label}
-        row |= {"active": list(kept.active), "orders": kept.orders}
-        row["sizes"] = [self.statics.symbols.name(symbol) for symbol in kept.sizes]
-        for key, graph in kept.graphs.items():
-            row[key] = self.graph(graph)
-        return row
 
     def _arg(self, arg: Arg, numbers: dict[Var, int]) -> Any:
         if isinstance(arg, Constant):
@@ -161,7 +143,6 @@ class GraphReader:
 
     weights   the tensors of attributes, by name
     depths    of each graph, how many are in each other in it
-    rules     the graphs of rules, which are graphs of their own
     """
 
     statics: StaticReader
@@ -170,7 +151,6 @@ class GraphReader:
     depths: dict[int, int] = field(default_factory=dict)
     lines: list[SourceLine] = field(default_factory=list)
     versions: dict[str, tuple[Any, int]] = field(default_factory=dict)
-    rules: list[Graph] = field(default_factory=list)
 
     def read_lines(self, part: Part) -> None:
         for row in part.items():
@@ -209,7 +189,7 @@ class GraphReader:
         for row in found["nodes"].items():
             node = self._node(graph, row, values)
             values += node.results
-            inner = [self.depths[id(body)] for body in self._held(node)]
+            inner = [self.depths[id(body)] for body in node.graphs.values()]
             depth = max([depth, *(d + 1 for d in inner)])
         if depth > MAX_NESTING:
             part.fail(f"graphs nested at most {MAX_NESTING} deep")
@@ -217,13 +197,6 @@ class GraphReader:
         graph.outputs = found["outputs"].each(lambda arg: self._arg(arg, values))
         graph.output_line = self._line(found)
         return graph
-
-    def _held(self, node: Node) -> list[Graph]:
-        held = list(node.graphs.values())
-        use = node.params.get("use")
-        if isinstance(use, Use) and isinstance(use.function, KeptRules):
-            held += use.function.graphs.values()
-        return held
 
     def _input(self, graph: Graph, part: Part) -> Var:
         found = part.members(["name", "section", "type"], ["symbol"])
@@ -266,46 +239,21 @@ class GraphReader:
             key: self._param(op, key, x) for key, x in found["params"].named().items()
         }
         if version < op.version:
-            params = upgraded(op, version, params)
-        if isinstance(rules := params.get("use"), KeptRules):
-            body = params.get("body")
-            if not isinstance(body, Graph):
-                found["params"].fail("a graph `body` beside its rules")
-            self._check_rules(rules, body, found["params"])
-            params["use"] = rules.use(len(body.outputs))
+            try:
+                params = upgraded(op, version, params)
+            except Exception:  # whatever it finds instead of what it has written
+                found["params"].fail(f"params of version {version} of `{op.name}`")
         types = found["results"].each(self.statics.type)
         args = found["args"].each(lambda arg: self._arg(arg, values))
         return graph.call(op, args, params, types)
 
     def _param(self, op: Any, key: str, part: Part) -> Any:
-        if op is CUSTOM and key == "use":
-            return self._kept_rules(part.members(["rules"])["rules"])
+        if op is CUSTOM and key == "use":  # of version 1
+            rules = part.members(["rules"])["rules"]
+            return read_rules(rules, self.graphs, self.statics.symbols)
+        if op is CUSTOM and key not in CALL:
+            part.fail(f"a param of `{op.name}`")
         return self.statics.value(part)
-
-    def _kept_rules(self, part: Part) -> KeptRules:
-        found = part.members(["name", "function", "active", "orders", "sizes"], RULES)
-        graphs = {
-            key: found[key].within(self.graphs, "a graph before it")
-            for key in RULES
-            if key in found
-        }
-        if ("forward" in graphs) != ("backward" in graphs):
-            part.fail("both rules of reverse derivatives")
-        self.rules += graphs.values()
-        name, label = found["name"].text(), found["function"].text()
-        active, orders = found["active"].each(Part.flag), found["orders"].integer()
-        sizes = found["sizes"].each(self.statics.symbols.symbol)
-        return KeptRules(name, label, active, orders, sizes, **graphs)
-
-    def _check_rules(self, rules: KeptRules, body: Graph, part: Part) -> None:
-        """Check that rules take what their function does, and know all of its sizes."""
-        symbols = tuple([v.node.symbol for v in body.symbols])
-        inputs = len(body.inputs) - len(symbols)
-        if rules.sizes != symbols or len(rules.active) != inputs:
-            part.fail("rules for the inputs of `body`")
-        for graph in rules.graphs.values():
-            if any(v.node.symbol not in symbols for v in graph.symbols):
-                part.fail("rules whose symbols are those of `body`")
 
     def _arg(self, part: Part, values: Sequence[Var]) -> Arg:
         if isinstance(part.value, list):

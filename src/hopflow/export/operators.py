@@ -79,6 +79,7 @@ def schema(op: Any) -> dict[str, Any]:
     for name in _param_names(op):
         if name not in params and f"{name}?" not in params:
             params[f"{name}?"] = _kind(op, name, inspect.Parameter.empty)
+    params |= getattr(op, "options", {})
     return {
         "version": op.version,
         "operands": operands,

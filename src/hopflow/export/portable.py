@@ -11,10 +11,11 @@ from hopflow.export.graphs import located
 from hopflow.export.operators import operators
 from hopflow.export.rules import keep_rules
 from hopflow.graph.core import Graph, Node, plain_symbol, size_of
-from hopflow.graph.rewriting import clone, substitute_symbols
+from hopflow.graph.rewriting import clone, graphs_run, substitute_symbols
 from hopflow.hops.checkpoint import CHECKPOINT
 from hopflow.hops.higher_order_op import MEANING, HigherOrderOp
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
+from hopflow.hops.rule_regions import Ruled
 from hopflow.ops.callback import callback_op
 from hopflow.symbolic.size import Size, Symbol, free_symbols
 
@@ -25,14 +26,12 @@ def portable(graph: Graph, derivatives: int) -> Graph:
     Raises:
         ExportError: there is none; it names the operation and the user's line.
     """
-    maker = _Maker()
-    return maker.graph(graph, derivatives)
+    return _Maker().graph(graph, derivatives)
 
 
 class _Maker:
     def __init__(self) -> None:
         self.operators = operators()
-        self.rules = 0
 
     def graph(self, graph: Graph, orders: int) -> Graph:
         found = clone(graph)
@@ -40,16 +39,9 @@ class _Maker:
         return found
 
     def rule(self, graph: Graph, orders: int) -> Graph:
-        """The same of a rule, whose attributes get names of their own in the file."""
+        """The same of a rule, a graph of its own."""
         found = self.graph(graph, orders)
-        held = dict(found.attributes)
-        found.attributes.clear()
-        for node in found.nodes:
-            if node.op is None:
-                name = f"rules.{self.rules}.{node.name}"
-                found.attributes[name] = held[node.name]
-                node.name = name
-        self.rules += 1
+        _settle(found)
         return found
 
     def visit(self, graph: Graph, orders: int, done: set[Graph]) -> None:
@@ -63,7 +55,7 @@ class _Maker:
                     self.replace(node, orders)
                 except ExportError as error:
                     raise located(node, error) from error
-            for inner in node.graphs.values():
+            for inner in graphs_run(node):
                 _settle(inner)
                 self.visit(inner, orders, done)
 
@@ -80,9 +72,8 @@ class _Maker:
                 "its `policy` is a function, which is Python. Name one: 'nothing', "
                 "'dots' or 'everything'."
             )
-        has_rules = getattr(op, "has_custom_derivative", lambda _: False)
-        if has_rules(node.params):
-            keep_rules(node, orders, self.rule)
+        if isinstance(op, Ruled) and op.has_custom_derivative(node.params):
+            keep_rules(node, orders, lambda rule: self.rule(rule, orders - 1))
         elif isinstance(op, HigherOrderOp) and MEANING in node.params:
             node.op, node.params = INVOKE_SUBGRAPH, {"body": node.params[MEANING]}
         elif self.operators.get(op.name) is not op:

@@ -45,7 +45,8 @@ class ExportedProgram:
     respect to those.
 
     module   the captured function: its graph, as a function of positional arguments
-    derivatives   how often functions with rules of their own may be differentiated
+    derivatives   how often, at least, functions with rules of their own may be
+                  differentiated
     """
 
     def __init__(

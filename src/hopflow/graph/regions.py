@@ -50,8 +50,8 @@ Role: TypeAlias = Literal[
     "stacked",  # each step's result, stacked
 ]
 
-Runs: TypeAlias = Literal["once", "at most once", "at least once", "any times"]
-"""How often a region runs when its node does."""
+Runs: TypeAlias = Literal["once", "at most once", "at least once", "any times", "never"]
+"""How often a region runs when its node does; "never": in derivatives alone."""
 
 
 class Port(NamedTuple):
@@ -90,7 +90,7 @@ class Region:
     @property
     def may_not_run(self) -> bool:
         """Whether it may not run at all: what has effects must not be moved out."""
-        return self.runs in ("at most once", "any times")
+        return self.runs in ("at most once", "any times", "never")
 
     @property
     def input_positions(self) -> dict[int, int]:
@@ -129,6 +129,12 @@ class Signature:
     args: tuple[Role, ...]
     results: tuple[Role, ...]
     regions: tuple[Region, ...]
+
+    @property
+    def running(self) -> "Signature":
+        """Without the regions that no run of the node runs."""
+        regions = tuple([r for r in self.regions if r.runs != "never"])
+        return Signature(self.args, self.results, regions)
 
 
 class RegionOperator(Protocol):

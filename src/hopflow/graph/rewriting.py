@@ -64,11 +64,18 @@ def effects(item: Node | Graph) -> frozenset[str]:
 
     See `docs/notes/effects_and_order.md`.
     """
-    if isinstance(item, Graph):
-        return frozenset().union(*map(_node_effects, item.distinct_nodes()))
-    apart = _node_effects(item)
-    subgraphs = item.graphs
-    return apart.union(*map(effects, subgraphs.values())) if subgraphs else apart
+    kinds: set[str] = set()
+    pending: list[Node | Graph] = [item]
+    seen: set[Graph] = set()  # to walk shared subgraphs once
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Node):
+            kinds |= _node_effects(part)
+            pending += graphs_run(part)
+        elif part not in seen:
+            seen.add(part)
+            pending += part.nodes
+    return frozenset(kinds)
 
 
 def _node_effects(node: Node) -> frozenset[str]:
@@ -76,6 +83,12 @@ def _node_effects(node: Node) -> frozenset[str]:
     always: frozenset[str] = getattr(node.op, "effects", frozenset())
     by_params = getattr(node.op, "node_effects", None)
     return always if by_params is None else always | by_params(node.params)
+
+
+def graphs_run(node: Node) -> list[Graph]:
+    """The subgraphs of a node but for those of rules, which derivatives alone run."""
+    rules = getattr(node.op, "rule_graphs", ())
+    return [graph for name, graph in node.graphs.items() if name not in rules]
 
 
 def symbols_read(graph: Graph) -> dict[Symbol, None]:

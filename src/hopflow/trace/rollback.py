@@ -68,6 +68,17 @@ def unchanged_on_error() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def for_nothing() -> Iterator[None]:
+    """Roll back the current traces at the end of the block."""
+    tracer = current()
+    marks = mark(tracer) if isinstance(tracer, Tracer) else []
+    try:
+        yield
+    finally:
+        rollback(marks)
+
+
 def _truncate(entries: dict[Any, Any], length: int) -> None:
     for key in list(entries)[length:]:
         del entries[key]

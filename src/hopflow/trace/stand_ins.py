@@ -1,10 +1,12 @@
-"""Substitution of captured tensors in functions that run again, such as the rules of
-`custom_jvp`, after the trace of these tensors has ended or has been left."""
+"""Substitution of tensors in functions that run outside the trace of these tensors.
+
+The rules of `custom_jvp` do: below a tape, where derivatives are taken of values, and
+again after the trace that they were written in has ended.
+"""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from hopflow import pytree
@@ -12,6 +14,40 @@ from hopflow.bind import Interpreter, Value, slots
 from hopflow.ops.convert import copy
 from hopflow.tensor import EagerTensor
 from hopflow.trace.functional import TracedTensor
+
+Known: TypeAlias = Callable[[Value], Value | None]
+"""A tensor -> its substitute, or None."""
+
+
+class _Present(threading.local):
+    """The active substitutions and recorders of this thread.
+
+    left       the values below of the traces that were left, the first one first
+    tables     of substitutes for what is read; the last one takes precedence
+    recorders  of what is read
+    """
+
+    left: tuple[Known, ...] = ()
+    tables: tuple["_Table", ...] = ()
+    recorders: tuple[Callable[[Value, Value], None], ...] = ()
+
+
+_present: Final = _Present()
+
+
+def run_below(rule: Callable[[], Any], known: Known | None) -> Any:
+    """Return the result of a rule with the tensors of a trace that is left replaced by
+    their values outside it, which `known` gives."""
+    if known is None:
+        return rule()
+    before = _present.left
+    _present.left = (*before, known)
+    try:
+        return pytree.tree_map(
+            lambda leaf: stand_in(leaf) if isinstance(leaf, Value) else leaf, rule()
+        )
+    finally:
+        _present.left = before
 
 
 class Read(NamedTuple):
@@ -24,183 +60,102 @@ class Read(NamedTuple):
     tensor: Value
     is_data: bool
 
-    @property
-    def may_be_written(self) -> bool:
-        """Whether the function may write to it."""
-        tensor = self.tensor
-        return (
-            self.is_data and isinstance(tensor, EagerTensor) and tensor.storage.private
-        )
-
     def is_read_as(self, value: Value) -> bool:
         """Whether `value` is a tensor that another run made from the same data."""
         tensor = self.tensor
         return (
-            isinstance(tensor, EagerTensor)
+            self.is_data
+            and isinstance(tensor, EagerTensor)
             and isinstance(value, EagerTensor)
             and tensor.type == value.type
             and tensor.host_array.tobytes() == value.host_array.tobytes()
         )
 
 
-@dataclass(slots=True)
-class _Noted:
-    """A recorder of the tensors from outside that are read.
-
-    around    the interpreters whose tensors are from outside
-    tensors   the tensors that were read, by id
-    """
-
-    around: list[Interpreter]
-    tensors: dict[int, Value] = field(default_factory=dict)
-
-    def take(self, value: Value, *, is_known: bool) -> None:
-        is_outside = not isinstance(value, TracedTensor) or value.tracer in self.around
-        if is_outside or is_known:
-            self.tensors.setdefault(id(value), value)
-
-
-Known: TypeAlias = Callable[[Value], Value | None]
-"""A tensor -> its substitute, or None."""
-
-
-class _Present(threading.local):
-    """The active substitutions and recorders of this thread.
-
-    tables   tables of substitutes for captured tensors; the last one takes precedence
-    lower    for each trace that was left, the first one first, the values of its
-             tensors below
-    notes    the recorders of reads
-    """
-
-    tables: tuple["_Table", ...] = ()
-    lower: tuple[Known, ...] = ()
-    notes: tuple[_Noted, ...] = ()
-
-
-_present: Final = _Present()
-
-
 @contextmanager
-def noting(around: Interpreter | None) -> Iterator[dict[int, Value]]:
+def recording(around: Interpreter | None) -> Iterator[dict[int, Value]]:
     """Record the tensors that tracers read within the block, of an interpreter or its
     ancestors, or with memory; yield the record."""
-    previous, interpreters = _present.notes, []
+    before, interpreters = _present.recorders, list[Interpreter]()
     while around is not None:
         interpreters.append(around)
         around = around.parent
-    noted = _Noted(interpreters)
-    _present.notes = (*previous, noted)
+    tensors: dict[int, Value] = {}
+
+    def record(value: Value, substitute: Value) -> None:
+        is_outside = not isinstance(value, TracedTensor) or value.tracer in interpreters
+        if is_outside or substitute is not value:
+            tensors.setdefault(id(value), value)
+
+    _present.recorders = (*before, record)
     try:
-        yield noted.tensors
+        yield tensors
     finally:
-        _present.notes = previous
-
-
-@contextmanager
-def standing_in(
-    reads: Sequence[Read] = (),
-    values: Sequence[Value] = (),
-    lower: Known | None = None,
-) -> Iterator[None]:
-    """Substitute `values` for the tensors that a function reads within the block: their
-    trace has ended, or they were written since.
-
-    Args:
-        lower: A tensor of a trace that is left for the block -> its value outside.
-    """
-    previous = _present.tables, _present.lower
-    if reads:
-        _present.tables = (*_present.tables, _Table(reads, values))
-    if lower is not None:
-        _present.lower = (*_present.lower, lower)
-    try:
-        yield
-    finally:
-        _present.tables, _present.lower = previous
-
-
-def run_elsewhere(
-    rule: Callable[[], Any],
-    reads: Sequence[Read],
-    values: Sequence[Value],
-    lower: Known | None = None,
-) -> Any:
-    """Return the result of a rule with the last of `values` substituted for its reads;
-    see `standing_in`."""
-    if lower is None and not reads:
-        return rule()
-    with standing_in(reads, values[len(values) - len(reads) :], lower):
-        return pytree.tree_map(
-            lambda leaf: stand_in(leaf) if isinstance(leaf, Value) else leaf, rule()
-        )
+        _present.recorders = before
 
 
 class _Table:
     """The substitutes for the tensors that a function reads, in one run of it.
 
-    A tensor that the function makes from data and may write is replaced by a copy for
-    each run; one that it only reads is replaced by the data itself.
+    A tensor that the function makes from data, and may write, is replaced by a copy.
     """
 
     def __init__(self, reads: Sequence[Read], values: Sequence[Value]) -> None:
-        pairs = list(zip(reads, values, strict=True))
-        self.data_reads = [(read, value) for read, value in pairs if read.is_data]
-        self.copies = [
-            (read, copy(value)) for read, value in pairs if read.may_be_written
-        ]
-        stand_ins: list[Value] = [value for _, value in (*pairs, *self.copies)]
-        self.by_id: dict[int, Value] = {
-            id(v): v for v in stand_ins
-        }  # substitutes map to themselves
-        self.by_id |= {id(read.tensor): value for read, value in pairs}
-        self.met: list[Value] = []  # kept alive, so that ids stay unique
-        self.depth = len(_present.notes)
+        self.pairs = list(zip(reads, values, strict=True))
+        self.by_id = {id(v): v for v in values}  # substitutes map to themselves
+        self.by_id |= {id(read.tensor): value for read, value in self.pairs}
+        self.made: dict[int, tuple[Value, Value]] = {}  # with its data, for each copy
 
     def __call__(self, tensor: Value) -> Value | None:
-        if id(tensor) in self.by_id:
-            return self.by_id[id(tensor)]
-        if len(_present.notes) > self.depth:  # a dry run has tables of its own
-            return None
-        for k, (read, value) in enumerate(self.copies):
-            if read.is_read_as(tensor):
-                del self.copies[k]
-                return self._remember(tensor, value)
-        return self.data(tensor)
+        if id(tensor) not in self.by_id:
+            reads = (v for read, v in self.pairs if read.is_read_as(tensor))
+            value = next(reads, None)
+            if value is None:
+                return None
+            assert isinstance(tensor, EagerTensor)
+            self.made[id(tensor)] = tensor, value  # kept alive: its id stays its own
+            self.by_id[id(tensor)] = value
+            if tensor.storage.private:
+                made = copy(value)
+                self.by_id |= {id(tensor): made, id(made): made}
+        return self.by_id[id(tensor)]
 
-    def data(self, tensor: Value) -> Value | None:
-        """Return the substitute for a tensor that is only read."""
-        for read, value in self.data_reads:
-            if read.is_read_as(tensor):
-                return self._remember(tensor, value)
-        return None
-
-    def _remember(self, tensor: Value, value: Value) -> Value:
-        self.met.append(tensor)
-        self.by_id[id(tensor)] = value
-        return value
+    def only_read(self, tensor: Value) -> None:
+        """Replace a tensor by the data themselves from now on."""
+        if id(tensor) in self.made:
+            self.by_id[id(tensor)] = self.made[id(tensor)][1]
 
 
-def only_read(reads: Sequence[Read]) -> None:
-    """Declare that a nested call only reads these tensors and does not write them."""
-    for table in reversed(_present.tables):
-        for read in reads:
-            if id(read.tensor) not in table.by_id:
-                table.data(read.tensor)
+@contextmanager
+def substituted(reads: Sequence[Read], values: Sequence[Value]) -> Iterator[None]:
+    """Within the block `values` replace what a function reads."""
+    before = _present.tables
+    _present.tables = (*before, _Table(reads, values))
+    try:
+        yield
+    finally:
+        _present.tables = before
+
+
+def only_read(tensors: Iterable[Value]) -> None:
+    """Declare that nothing writes these tensors any more."""
+    for table in _present.tables:
+        for tensor in tensors:
+            table.only_read(tensor)
 
 
 def stand_in(value: Value) -> Value:
     """Return the substitute of a tensor; itself if there is none."""
     present = _present
-    if not (present.tables or present.lower or present.notes):
+    if not (present.tables or present.left or present.recorders):
         return value
-    substitutes = (table(value) for table in reversed(present.tables))
-    substitute = next((v for v in substitutes if v is not None), value)
-    for lower in present.lower:
-        below = lower(substitute)
+    tables = (table(value) for table in reversed(present.tables))
+    substitute = next((v for v in tables if v is not None), value)
+    for known in present.left:
+        below = known(substitute)
         substitute = substitute if below is None else below
-    for noted in present.notes:
-        noted.take(value, is_known=substitute is not value)
+    for record in present.recorders:
+        record(value, substitute)
     return substitute
 
 

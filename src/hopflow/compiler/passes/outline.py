@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.hashing import structural_hash
-from hopflow.graph.rewriting import effects
+from hopflow.graph.rewriting import effects, graphs_run
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.kernels import Invocation
 from hopflow.symbolic.size import free_symbols
@@ -101,7 +101,7 @@ def number(graph: Graph, first: int = 0, sizes: dict[int, int] | None = None) ->
 
 def _outlined(node: Node) -> Iterable[Graph]:
     """The subgraphs of a node whose calls may be those of functions."""
-    graphs = node.graphs.values()
+    graphs = graphs_run(node)
     return () if graphs and node.op.transforms else graphs
 
 
@@ -126,7 +126,7 @@ class _Bodies:
     def size(self, graph: Graph) -> int:
         """How many nodes a graph is with those of its subgraphs."""
         if id(graph) not in self.sizes:
-            inner = [self.size(g) for n in graph.nodes for g in n.graphs.values()]
+            inner = [self.size(g) for n in graph.nodes for g in graphs_run(n)]
             self.sizes[id(graph)] = len(graph.nodes) + sum(inner)
         return self.sizes[id(graph)]
 
