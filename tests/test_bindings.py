@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.compiler.cpu.target import host
 from hopflow.compiler.pipeline import lower
 from hopflow.loop_ir.interpreter import run
 from hopflow.loop_ir.program import Binding, For, Program
 from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import statements
-from hopflow.testing.bindings import rebound
+from hopflow.testing.bindings import one_by_one, rebound
 from hopflow.testing.executions import run_rebound
 
 BINDINGS = [
@@ -35,7 +36,7 @@ def collatz(n: Any) -> Any:
 
 def captured() -> Program:
     graph = hf.trace(lambda n: hf.map(collatz, n), hf.asarray(STARTS)).graph
-    return lower(graph)[1]
+    return lower(graph, target=one_by_one(host()))[1]
 
 
 def reference(n: int) -> int:
@@ -61,7 +62,10 @@ def test_a_map_of_a_while_of_a_cond_gives_one_answer_under_every_binding(
 def test_the_outermost_loops_are_bound_in_turn() -> None:
     f = hf.jit(lambda n: (hf.map(collatz, n), hf.sort(n), n[:, None] * n))
     f(hf.asarray(STARTS))
-    kinds = [binding.kind for binding in rebound(lower(f.graph)[1])]
+    kinds = [
+        binding.kind
+        for binding in rebound(lower(f.graph, target=one_by_one(host()))[1])
+    ]
     assert kinds == ["gang", "grid", "block", "thread"]
 
 

@@ -10,6 +10,7 @@ from benchmarks.workloads import (
     calls,
     copies,
     derivatives,
+    divergent,
     recurrent,
     scalars,
     sizes,
@@ -28,6 +29,7 @@ def all_workloads(scale: float = 1.0) -> list[Workload]:
         *attention.workloads(size),
         *derivatives.workloads(size),
         *batches.workloads(size),
+        *divergent.workloads(size),
     ]
 
 

@@ -2,7 +2,9 @@
 
 from typing import Protocol
 
+from hopflow.compiler.divergence import Divergence
 from hopflow.dtypes import DType
+from hopflow.loop_ir.program import For
 
 
 class Target(Protocol):
@@ -21,4 +23,9 @@ class Target(Protocol):
             reduces: Whether the loop has an `Accumulate`.
             narrow: Whether all that it computes with has no more bits.
         """
+        ...
+
+    def gang_width(self, loop: For, divergence: Divergence) -> int:
+        """The lanes of a gang that runs iterations of `loop`; 1 if they are faster one
+        by one."""
         ...

@@ -5,9 +5,12 @@ the loops which the scheduler marks as independent are independent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from itertools import count
 from typing import Final
 
+from hopflow.compiler.cpu.target import CpuTarget
+from hopflow.compiler.divergence import Divergence
 from hopflow.compiler.schedule.threads import writes_rows
 from hopflow.errors import LoopIRError
 from hopflow.loop_ir.program import Binding, For, Program, Stmt
@@ -22,6 +25,16 @@ INNER: Final[Mapping[str, Binding]] = {
     "block": Binding("thread"),
 }
 """Kind of the binding around -> the binding of an inner loop."""
+
+
+class _OneByOne(CpuTarget):
+    def gang_width(self, loop: For, divergence: Divergence) -> int:  # noqa: ARG002
+        return 1
+
+
+def one_by_one(target: CpuTarget) -> CpuTarget:
+    """The same CPU, for which no loop becomes a gang."""
+    return _OneByOne(*astuple(target))
 
 
 def rebound(program: Program) -> list[Binding]:

@@ -19,6 +19,7 @@ import numpy as np
 
 import hopflow
 from hopflow import pytree
+from hopflow.compiler.cpu.target import host
 from hopflow.compiler.kernel_passes import branches
 from hopflow.compiler.kernel_program.interpreter import KernelTrap
 from hopflow.compiler.kernel_program.interpreter import run as run_kernel_program
@@ -43,7 +44,7 @@ from hopflow.jit import jit
 from hopflow.loop_ir import interpreter
 from hopflow.loop_ir.program import Program as LoopProgram
 from hopflow.loop_ir.program import Site
-from hopflow.testing.bindings import rebound
+from hopflow.testing.bindings import one_by_one, rebound
 from hopflow.testing.libraries import names_of_jax
 from hopflow.testing.program import Program
 from hopflow.testing.requires import load, missing
@@ -476,7 +477,8 @@ def run_loop_ir(f: Run, *args: Any) -> Any:
 
 def run_rebound(f: Run, *args: Any) -> Any:
     """Interpret it with loops bound to gangs and GPU axes where possible."""
-    program, arrays = scheduled(f, *args)
+    graph, arrays = captured(f, *args)
+    _, program = lower(graph, target=one_by_one(host()))
     rebound(program)
     return tuple(interpreter.run(program, (), arrays))
 

@@ -159,7 +159,7 @@ def _other_side() -> Patches:
 
 
 def _mask_slip() -> Patches:
-    right, right_one_by_one = VectorLoop._mask, VectorLoop._one_by_one
+    right, right_one_by_one = VectorLoop.mask, VectorLoop._one_by_one
 
     def one_by_one(self: VectorLoop, whole: str, stop: str) -> None:
         """Omit the last lane where the target has no masks."""
@@ -176,7 +176,7 @@ def _mask_slip() -> Patches:
 
     # Guard pages poison memory, so that unwritten elements are the same in each run.
     return [
-        (VectorLoop, "_mask", mask),
+        (VectorLoop, "mask", mask),
         (VectorLoop, "_one_by_one", one_by_one),
         (config, "guard_pages", True),
     ]

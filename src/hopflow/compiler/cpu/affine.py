@@ -1,6 +1,7 @@
 """Which indices of a loop's body are linear in its variable."""
 
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Self, TypeAlias
 
 from hopflow.compiler.llvm.expressions import MATH_WORK
 from hopflow.loop_ir import expr as e
@@ -13,23 +14,34 @@ neither depends on the variable."""
 
 
 class Affine:
-    """The analysis of one loop with a straight body."""
+    """What expressions are in one variable.
 
-    def __init__(self, loop: For) -> None:
-        self._var = loop.var
-        self._lets: dict[Var, Expr] = {
-            s.var: s.value for s in loop.body if isinstance(s, Let)
-        }
-        self._varying = {loop.var} | {
-            s.var for s in loop.body if isinstance(s, Declare)
-        }
+    It is that of a loop whose iterations become lanes.
+    """
+
+    def __init__(self, var: Var, lets: Mapping[Var, Expr], varying: set[Var]) -> None:
+        """
+        Args:
+            lets: Variables that may be replaced by these values.
+            varying: Those that differ between iterations; whoever finds another adds it
+                before anything is asked of an expression that reads it.
+        """
+        self._var, self._lets, self._varying = var, lets, varying
         self._uniform: dict[Expr, bool] = {}
-        for var, value in self._lets.items():
-            if not self.is_uniform(value):
-                self._varying.add(var)
+
+    @classmethod
+    def of_straight(cls, loop: For) -> Self:
+        """The analysis of one loop with a straight body."""
+        lets = {s.var: s.value for s in loop.body if isinstance(s, Let)}
+        declared = {s.var for s in loop.body if isinstance(s, Declare)}
+        affine = cls(loop.var, lets, {loop.var} | declared)
+        for var, value in lets.items():
+            if not affine.is_uniform(value):
+                affine._varying.add(var)
         for s in loop.body:
             if isinstance(s, (Store, Accumulate, Declare, Assign)):
-                self.is_uniform(s.value)
+                affine.is_uniform(s.value)
+        return affine
 
     @property
     def size(self) -> int:

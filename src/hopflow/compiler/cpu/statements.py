@@ -5,6 +5,7 @@ from functools import partial
 
 from hopflow.compiler.cpu import (
     calls,
+    gang,
     host_calls,
     parallel,
     routines,
@@ -46,6 +47,8 @@ class StatementEmitter(CpuEmitter):
     def steps(self, s: For) -> None:
         if s.binding.kind == "threads":
             parallel.emit(self, s)
+        elif s.binding.kind == "gang":
+            gang.emit(self, s)
         elif s.binding.kind == "vector" and vector.suits(s):
             vector.emit(self, s)
         else:

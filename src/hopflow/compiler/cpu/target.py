@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from hopflow.compiler import files
+from hopflow.compiler.cpu.gang_width import gang_width
+from hopflow.compiler.divergence import Divergence
 from hopflow.compiler.llvm.target import LlvmTarget
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
+from hopflow.loop_ir.program import For
 
 X86_BASELINE: Final = ("avx2", "fma", "f16c")
 HOT: Final = '"prefer-vector-width"="512" nounwind'
@@ -48,6 +51,11 @@ class CpuTarget(LlvmTarget):
         """
         lanes = self.register_bits // max(8 if narrow else 32, dtype.bits)
         return lanes * REDUCTION_REGISTERS if reduces else lanes
+
+    def gang_width(self, loop: For, divergence: Divergence) -> int:
+        """The lanes of a gang that runs iterations of `loop`; 1 if they are faster one
+        by one."""
+        return gang_width(loop, divergence, self.register_bits)
 
     def check(self) -> None:
         """Raise unless the CPU has what the generated code takes for granted.

@@ -3,9 +3,6 @@
 The iterations that are left over run once more under a mask, where the CPU has masks,
 and one by one elsewhere. What does not depend on the loop's variable is computed once,
 before the loop.
-
-An index that is `coefficient * variable + offset` gives contiguous, reversed or strided
-access; any other gathers or scatters.
 """
 
 from collections.abc import Callable
@@ -14,18 +11,16 @@ from typing import Final
 
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.emitter import CpuEmitter
+from hopflow.compiler.cpu.lanes import LaneLoop, Lanes
 from hopflow.compiler.llvm import operations
-from hopflow.compiler.llvm.expressions import MOST_TRIPS, Evaluator, apply
-from hopflow.compiler.llvm.operations import broadcast, from_memory, to_memory
+from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import (
     lanes,
-    memory_type,
-    overload,
     register_type,
     splat,
 )
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt, Store
 
 MAX_UNROLLED: Final = 4
@@ -51,15 +46,13 @@ def emit(emitter: CpuEmitter, s: For) -> None:
     VectorLoop(emitter, s).emit()
 
 
-class VectorLoop:
+class VectorLoop(LaneLoop):
     """One vector loop: the code before, the main loop, the rest, and after."""
 
     def __init__(self, emitter: CpuEmitter, s: For) -> None:
-        self.emitter, self.s, self.var = emitter, s, s.var
-        self.width = _width(s)
-        self.affine = Affine(s)
+        super().__init__(emitter, s, _width(s), Affine.of_straight(s))
+        self.slots: dict[Var, str] = {}  # of the variables that change
         self.accumulators: dict[Var, str] = {}  # and how they combine
-        self.slots: dict[Var, str] = {}
         self._depth = emitter.f.depth  # of the loops around
         self._splats: dict[tuple[str, str], str] = {}
         self._rows: dict[tuple[Buffer, Expr], str] = {}
@@ -75,7 +68,6 @@ class VectorLoop:
     # --- what is computed once, before the loop
 
     def uniform(self, expr: Expr) -> str:
-        """The scalar register of an expression that is the same in all iterations."""
         with self._before():
             return self.emitter.values.value(expr)
 
@@ -84,7 +76,6 @@ class VectorLoop:
         self.emitter.values.constants[var] = self.uniform(value)
 
     def uniform_lanes(self, expr: Expr) -> str:
-        """The same in every lane."""
         scalar, held = self.uniform(expr), register_type(expr.dtype)
         known = self._splats.get((held, scalar))
         if known is None:
@@ -94,7 +85,6 @@ class VectorLoop:
         return known
 
     def row(self, buffer: Buffer, offset: Expr) -> str:
-        """The address of the element `offset` from the beginning of `buffer`."""
         known = self._rows.get((buffer, offset))
         if known is None:
             with self._before():
@@ -105,15 +95,6 @@ class VectorLoop:
     def _before(self) -> AbstractContextManager[None]:
         """Emit into the preheader meanwhile."""
         return self.emitter.values.preheader(self._depth)
-
-    def has_gather(self, buffer: Buffer) -> bool:
-        """Whether the CPU gathers and scatters elements of this size."""
-        return self.emitter.unit.target.has_masks and buffer.dtype.itemsize >= 4
-
-    def has_masked_loads(self, buffer: Buffer) -> bool:
-        """Whether a load of neighbours of this size under a mask is one instruction."""
-        target = self.emitter.unit.target
-        return target.has_masks or (target.has("avx") and buffer.dtype.itemsize >= 4)
 
     # --- the loop
 
@@ -190,7 +171,7 @@ class VectorLoop:
         trips = self._trips(e.add(self.s.extent, e.index(self.width - 1)))
 
         def iteration(position: str) -> None:
-            self._run(position, self._mask(position, stop))
+            self._run(position, self.mask(position, stop))
 
         end = self.uniform(e.mul(trips, e.index(self.width)))
         self.emitter.loop("0", end, self.width, trips, iteration)
@@ -199,7 +180,7 @@ class VectorLoop:
         """One vector of iterations from `position` on."""
         f = self.emitter.f
         before = f.size + f.work
-        Lanes(self, position, mask).run(self.s.body)
+        _StraightLanes(self, position, mask).run(self.s.body)
         self.emitter.cost.fixed += f.size + f.work - before
 
     def _rest(self, name: str, whole: str, stop: str) -> None:
@@ -215,44 +196,14 @@ class VectorLoop:
         has_masks = self.emitter.unit.target.has_masks
         if has_masks and is_one and self.accumulators:
             # What is added when does not depend on what is known of the extent.
-            self._run(whole, self._mask(whole, self._unknown(stop)))
+            self._run(whole, self.mask(whole, self.unknown(stop)))
         elif has_masks and not is_one:
-            self._run(whole, self._mask(whole, stop))
+            self._run(whole, self.mask(whole, stop))
         else:
             self._one_by_one(whole, stop)
         if not is_known:
             f.branch(f"all.{name}")
             f.start(f"all.{name}")
-
-    def _unknown(self, number: str) -> str:
-        """The same number in a register of which LLVM does not know what it holds.
-
-        Under a constant mask of one lane LLVM 22 makes of a store after a truncation
-        (bf16, bool, a narrower integer) one of the untruncated element, which writes
-        past the end.
-        """
-        f = self.emitter.f
-        slot = f.early_slot("i64", "stop", number)
-        return f.emit(f"load volatile i64, ptr {slot}")
-
-    def _mask(self, position: str, stop: str) -> str:
-        """The lanes from `position` on for which there is an iteration."""
-        f, width = self.emitter.f, self.width
-        if position.startswith("%") or stop.startswith("%"):
-            left = f.emit(f"sub i64 {stop}, {position}")
-            f.module.declare("i64 @llvm.umin.i64(i64, i64)")
-            active = f.emit(f"call i64 @llvm.umin.i64(i64 {left}, i64 {width})")
-            # In lanes that fill a register: of a comparison of fewer bits LLVM 22 takes
-            # the lanes above, which are noise, for part of a narrow store's mask.
-            lane = f"i{max(8, 128 // width)}"
-            if lane != "i64":
-                active = f.emit(f"trunc i64 {active} to {lane}")
-            count = broadcast(f, active, lane, width)
-            steps = ", ".join(f"{lane} {k}" for k in range(width))
-            return f.emit(f"icmp ugt {lanes(lane, width)} {count}, <{steps}>")
-        known = int(stop) - int(position)
-        bits = ", ".join(f"i1 {str(lane < known).lower()}" for lane in range(width))
-        return f"<{bits}>"
 
     def _one_by_one(self, whole: str, stop: str) -> None:
         """The rest, of one iteration at least."""
@@ -299,67 +250,14 @@ def _width(s: For) -> int:
     return min(s.binding.width, enough)
 
 
-class Lanes(Evaluator):
-    """Expressions of `width` iterations, from `position` on, as vectors.
+class _StraightLanes(Lanes):
+    """Lanes that run a straight body."""
 
-    An expression that does not depend on the loop's variable stays a scalar, computed
-    before the loop, until an operation with a vector needs it in every lane.
-    """
+    loop: VectorLoop
 
     def __init__(self, loop: VectorLoop, position: str, mask: str) -> None:
-        super().__init__(loop.emitter.f, loop.width)
-        self.loop, self.position, self.mask = loop, position, mask
-        self.memory = loop.emitter.memory
-        self._lets: dict[Var, str] = {}
-
-    def value(self, expr: Expr) -> str:
-        """The vector of `expr`."""
-        if self.loop.affine.is_uniform(expr):
-            return self.loop.uniform_lanes(expr)
-        return super().value(expr)
-
-    def inputs(self, node: Expr) -> tuple[Expr, ...]:
-        if self.loop.affine.is_uniform(node):
-            return ()
-        return super().inputs(node)
-
-    def compute(self, node: Expr) -> str:
-        if self.loop.affine.is_uniform(node):
-            return self.loop.uniform_lanes(node)
-        if self.mask and node.op in ("div", "rem") and node.dtype.kind in "iu":
-            return self._masked_division(node)
-        return super().compute(node)
-
-    def _masked_division(self, node: Expr) -> str:
-        """Divide by 1 where there is no iteration: 0 would stop the process."""
-        t = register_type(node.dtype, self.width)
-        x, y = (self.memo[a] for a in node.args)
-        one = splat(register_type(node.dtype), "1", self.width)
-        safe = self.f.emit(
-            f"select {lanes('i1', self.width)} {self.mask}, {t} {y}, {t} {one}"
-        )
-        return apply(self.f, node, [x, safe], self.width)
-
-    def variable(self, var: Var) -> str:
-        if var is self.loop.var:
-            first = broadcast(self.f, self.position, "i64", self.width)
-            steps = ", ".join(f"i64 {lane}" for lane in range(self.width))
-            t = lanes("i64", self.width)
-            register = self.f.emit(f"add {t} {first}, <{steps}>")
-            self.f.bounds[register] = MOST_TRIPS
-            return register
-        known = self._lets.get(var)
-        if known is not None:
-            return known
-        slot = self.loop.slots[var]
-        return self.f.emit(f"load {register_type(var.dtype, self.width)}, ptr {slot}")
-
-    def may_change(self, leaf: Expr) -> bool:
-        if leaf.op == "var":
-            return leaf.attr in self.loop.slots
-        return not self.memory.is_invariant(leaf.attr)
-
-    # --- statements
+        super().__init__(loop, position, mask)
+        self.slots = loop.slots
 
     def run(self, body: list[Stmt]) -> None:
         """Emit the body for these lanes."""
@@ -369,23 +267,23 @@ class Lanes(Evaluator):
                     if self.loop.affine.is_uniform(value):
                         self.loop.define(var, value)
                     else:
-                        self._lets[var] = self.value(value)
+                        self.lets[var] = self.value(value)
                 case Declare(var, value) | Assign(var, value):
                     self._set(var, self.value(value))
                 case Accumulate(var, combine, value):
                     self._accumulate(var, combine, self.value(value))
                 case Store(buffer, at, value):
-                    self._store(buffer, at, self.value(value))
+                    self.store(buffer, at, self.value(value))
                     self.forget_loads()
 
     def _set(self, var: Var, value: str) -> None:
         t = register_type(var.dtype, self.width)
-        self.f.do(f"store {t} {value}, ptr {self.loop.slots[var]}")
+        self.f.do(f"store {t} {value}, ptr {self.slots[var]}")
         self.forget_loads()
 
     def _accumulate(self, var: Var, combine: str, value: str) -> None:
         t = register_type(var.dtype, self.width)
-        slot = self.loop.slots[var]
+        slot = self.slots[var]
         if self.mask and var in self.loop.accumulators:
             mask = f"{lanes('i1', self.width)} {self.mask}"
             rest = splat(
@@ -397,240 +295,3 @@ class Lanes(Evaluator):
         old = self.f.emit(f"load {t}, ptr {slot}")
         new = operations.operation(self.f, combine, var.dtype, self.width, [old, value])
         self._set(var, new)
-
-    # --- memory
-
-    def load(self, buffer: Buffer, at: Index, condition: Expr | None) -> str:
-        form = self.loop.affine.of(self.memory.linear(buffer, at))
-        if form is None:
-            return self._gather(buffer, self._distances(buffer, at), condition)
-        coefficient, offset = form
-        if coefficient.is_const and coefficient.attr in (1, -1):
-            is_reversed = coefficient.attr < 0
-            if condition is None or self.loop.affine.is_uniform(condition):
-                return self._load_run(buffer, offset, is_reversed, condition)
-            if self.loop.has_masked_loads(buffer):
-                mask = self._active(condition)
-                return self._load_masked(buffer, offset, is_reversed, mask)
-        if condition is None and not self.mask and not self.loop.has_gather(buffer):
-            return self._load_each(buffer, self._each_strided(buffer, *form))
-        return self._gather(buffer, self._strided(coefficient, offset), condition)
-
-    def _active(self, condition: Expr | None) -> str:
-        """The lanes in which there is an iteration, and the condition of a read holds;
-        empty if that is so in all."""
-        if condition is None:
-            return self.mask
-        holds = self.value(condition)
-        if not self.mask:
-            return holds
-        t = lanes("i1", self.width)
-        return self.f.emit(f"and {t} {self.mask}, {holds}")
-
-    def _store(self, buffer: Buffer, at: Index, value: str) -> None:
-        form = self.loop.affine.of(self.memory.linear(buffer, at))
-        bits = to_memory(self.f, value, buffer.dtype, self.width)
-        if form is None:
-            self._scatter(buffer, self._distances(buffer, at), bits)
-        elif form[0].is_const and form[0].attr in (1, -1):
-            self._store_run(buffer, form[1], form[0].attr < 0, bits)
-        elif self.mask or self.loop.has_gather(buffer):
-            self._scatter(buffer, self._strided(*form), bits)
-        else:
-            self._store_each(buffer, self._each_strided(buffer, *form), bits)
-
-    def _run_address(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
-        """The lowest address of `width` neighbours."""
-        row = self.loop.row(buffer, offset)
-        element = memory_type(buffer.dtype)
-        position = self.position
-        if is_reversed:
-            position = self.f.emit(f"sub i64 {1 - self.width}, {position}")
-        elif position == "0":
-            return row
-        return self.f.emit(f"getelementptr {element}, ptr {row}, i64 {position}")
-
-    def _load_run(
-        self, buffer: Buffer, offset: Expr, is_reversed: bool, condition: Expr | None
-    ) -> str:
-        """Neighbours, read under a condition that is the same in all lanes."""
-        address = self._run_address(buffer, offset, is_reversed)
-        if condition is not None:
-            address = self.memory.readable(address, self.loop.uniform(condition))
-        if self.mask:
-            return self._masked_at(buffer, address, is_reversed, self.mask)
-        stored = memory_type(buffer.dtype, self.width)
-        note, _ = self.memory.notes(buffer)
-        align = buffer.dtype.itemsize
-        value = self.f.emit(f"load {stored}, ptr {address}, align {align}{note}")
-        return self._loaded(buffer, value, is_reversed)
-
-    def _load_masked(
-        self, buffer: Buffer, offset: Expr, is_reversed: bool, mask: str
-    ) -> str:
-        """Those of some neighbours that a mask has.
-
-        Where it has none, the address may be of no page of the process: the processor
-        then suppresses a fault, which takes some hundred cycles, so zeros are read.
-        """
-        address = self._run_address(buffer, offset, is_reversed)
-        bits = self.f.emit(f"bitcast {lanes('i1', self.width)} {mask} to i{self.width}")
-        some = self.f.emit(f"icmp ne i{self.width} {bits}, 0")
-        address = self.memory.readable(address, some)
-        return self._masked_at(buffer, address, is_reversed, mask)
-
-    def _masked_at(
-        self, buffer: Buffer, address: str, is_reversed: bool, mask: str
-    ) -> str:
-        stored = memory_type(buffer.dtype, self.width)
-        note, _ = self.memory.notes(buffer)
-        mask = self._reverse(mask, "i1") if is_reversed else mask
-        name = self._masked_name("load", buffer, f"{stored} @%s(ptr, %s, {stored})")
-        value = self.f.emit(
-            f"call {stored} @{name}(ptr align {buffer.dtype.itemsize} {address}, "
-            f"{lanes('i1', self.width)} {mask}, {stored} zeroinitializer){note}"
-        )
-        return self._loaded(buffer, value, is_reversed)
-
-    def _loaded(self, buffer: Buffer, value: str, is_reversed: bool) -> str:
-        if is_reversed:
-            value = self._reverse(value, memory_type(buffer.dtype))
-        return from_memory(self.f, value, buffer.dtype, self.width)
-
-    def _store_run(
-        self, buffer: Buffer, offset: Expr, is_reversed: bool, bits: str
-    ) -> None:
-        address = self._run_address(buffer, offset, is_reversed)
-        stored = memory_type(buffer.dtype, self.width)
-        _, note = self.memory.notes(buffer)
-        align = buffer.dtype.itemsize
-        mask = self.mask
-        if is_reversed:
-            bits = self._reverse(bits, memory_type(buffer.dtype))
-            mask = mask and self._reverse(mask, "i1")
-        if mask:
-            name = self._masked_name("store", buffer, f"void @%s({stored}, ptr, %s)")
-            self.f.do(
-                f"call void @{name}({stored} {bits}, ptr align {align} {address}, "
-                f"{lanes('i1', self.width)} {mask}){note}"
-            )
-        else:
-            self.f.do(f"store {stored} {bits}, ptr {address}, align {align}{note}")
-
-    def _masked_name(self, what: str, buffer: Buffer, declaration: str) -> str:
-        """Declare a masked access; return its name."""
-        name = f"llvm.masked.{what}{overload(memory_type(buffer.dtype), self.width)}"
-        name += ".p0" if what in ("load", "store") else f".v{self.width}p0"
-        mask = lanes("i1", self.width)
-        self.f.module.declare(declaration % (name, mask))
-        return name
-
-    def _reverse(self, vector: str, scalar: str) -> str:
-        t = lanes(scalar, self.width)
-        order = ", ".join(f"i32 {lane}" for lane in reversed(range(self.width)))
-        return self.f.emit(
-            f"shufflevector {t} {vector}, {t} poison, <{self.width} x i32> <{order}>"
-        )
-
-    # --- anything but neighbours
-
-    def _strided(self, coefficient: Expr, offset: Expr) -> str:
-        """The distances `coefficient * variable + offset`."""
-        t = lanes("i64", self.width)
-        step = self.loop.uniform_lanes(coefficient)
-        base = self.loop.uniform_lanes(offset)
-        scaled = self.f.emit(f"mul {t} {self.variable(self.loop.var)}, {step}")
-        return self.f.emit(f"add {t} {scaled}, {base}")
-
-    def _each_strided(
-        self, buffer: Buffer, coefficient: Expr, offset: Expr
-    ) -> list[str]:
-        """The addresses at these distances, each lane's from that of the one before."""
-        element, step = memory_type(buffer.dtype), self.loop.uniform(coefficient)
-        distance = self.f.emit(f"mul i64 {self.position}, {step}")
-        row, found = self.loop.row(buffer, offset), list[str]()
-        for _ in range(self.width):
-            row = self.f.emit(f"getelementptr {element}, ptr {row}, i64 {distance}")
-            found.append(row)
-            distance = step
-        return found
-
-    def _distances(self, buffer: Buffer, at: Index) -> str:
-        return self.value(self.memory.linear(buffer, at))
-
-    def _addresses(self, buffer: Buffer, distances: str) -> str:
-        element = memory_type(buffer.dtype)
-        pointer = self.loop.row(buffer, e.index(0))
-        return self.f.emit(
-            f"getelementptr {element}, ptr {pointer}, "
-            f"{lanes('i64', self.width)} {distances}"
-        )
-
-    def _gather(self, buffer: Buffer, distances: str, condition: Expr | None) -> str:
-        stored, w = memory_type(buffer.dtype, self.width), self.width
-        note, _ = self.memory.notes(buffer)
-        addresses, active = self._addresses(buffer, distances), self._active(condition)
-        if self.loop.has_gather(buffer):
-            pointers = lanes("ptr", w)
-            name = self._masked_name(
-                "gather", buffer, f"{stored} @%s({pointers}, %s, {stored})"
-            )
-            align = f"align {buffer.dtype.itemsize}"
-            mask = active or "splat (i1 true)"
-            result = self.f.emit(
-                f"call {stored} @{name}({pointers} {align} {addresses}, "
-                f"{lanes('i1', w)} {mask}, {stored} zeroinitializer){note}"
-            )
-            return from_memory(self.f, result, buffer.dtype, w)
-        if active:
-            t, zeros = lanes("ptr", w), self.f.module.zeros()
-            addresses = self.f.emit(
-                f"select {lanes('i1', w)} {active}, {t} {addresses}, "
-                f"{t} splat (ptr {zeros})"
-            )
-        return self._load_each(buffer, self._each(addresses))
-
-    def _load_each(self, buffer: Buffer, addresses: list[str]) -> str:
-        """Load each lane from an address of its own."""
-        stored, element = (memory_type(buffer.dtype, n) for n in (self.width, 1))
-        note, _ = self.memory.notes(buffer)
-        result = "poison"
-        for lane, address in enumerate(addresses):
-            one = self.f.emit(f"load {element}, ptr {address}{note}")
-            result = self.f.emit(
-                f"insertelement {stored} {result}, {element} {one}, i64 {lane}"
-            )
-        return from_memory(self.f, result, buffer.dtype, self.width)
-
-    def _each(self, addresses: str) -> list[str]:
-        t = lanes("ptr", self.width)
-        return [
-            self.f.emit(f"extractelement {t} {addresses}, i64 {lane}")
-            for lane in range(self.width)
-        ]
-
-    def _scatter(self, buffer: Buffer, distances: str, bits: str) -> None:
-        stored, w = memory_type(buffer.dtype, self.width), self.width
-        _, note = self.memory.notes(buffer)
-        addresses = self._addresses(buffer, distances)
-        if self.mask or self.loop.has_gather(buffer):
-            pointers = lanes("ptr", w)
-            name = self._masked_name(
-                "scatter", buffer, f"void @%s({stored}, {pointers}, %s)"
-            )
-            align = f"align {buffer.dtype.itemsize}"
-            mask = self.mask or "splat (i1 true)"
-            self.f.do(
-                f"call void @{name}({stored} {bits}, {pointers} {align} {addresses}, "
-                f"{lanes('i1', w)} {mask}){note}"
-            )
-            return
-        self._store_each(buffer, self._each(addresses), bits)
-
-    def _store_each(self, buffer: Buffer, addresses: list[str], bits: str) -> None:
-        """Store each lane at an address of its own."""
-        stored, element = (memory_type(buffer.dtype, n) for n in (self.width, 1))
-        _, note = self.memory.notes(buffer)
-        for lane, address in enumerate(addresses):
-            one = self.f.emit(f"extractelement {stored} {bits}, i64 {lane}")
-            self.f.do(f"store {element} {one}, ptr {address}{note}")
