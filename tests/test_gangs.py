@@ -172,3 +172,27 @@ def test_a_limit_of_steps_holds_for_each_example(cpu: CpuTarget) -> None:
 
     compare(hf.vmap(one), np.arange(50) % 6, cpu=cpu)
     compare(hf.vmap(one), np.arange(50) % 9, cpu=cpu)
+
+
+# --- derivatives ----------------------------------------------------------------------
+
+
+def reverse(f: Any) -> Any:
+    """The gradient for each example, through stacks that lanes have side by side."""
+    return hf.grad(lambda x: hf.sum(hf.vmap(lambda x: f(x)[1])(x)))
+
+
+def forward(f: Any) -> Any:
+    return lambda x: hf.jvp(hf.vmap(lambda x: f(x)[1]), (x,), (x * 0 + 1,))
+
+
+@pytest.mark.parametrize("f", [escape, branches, nested], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("way", [forward, reverse])
+def test_derivatives_have_the_bits_of_one_by_one(
+    f: Any, dtype: Any, way: Any, cpu: CpuTarget
+) -> None:
+    text = compare(way(f), examples(45, dtype), cpu=cpu)
+    if way is reverse and f is not nested:
+        assert "again, which keeps its rows" in text
+        assert "_left" in text

@@ -18,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.program import (
     Accumulate,
+    Allocate,
     Assign,
     Declare,
     For,
@@ -61,6 +63,7 @@ class Divergence:
         self._tests: dict[Stmt, Expr] = {}
         self._divergent: set[Stmt] = set()
         self._known: dict[Expr, bool] = {}
+        self._ends = {let.var for let in _ends(loop.body)}
         self._collect(loop.body, ())
         while self._grows():
             self._known.clear()
@@ -80,6 +83,12 @@ class Divergence:
     def is_divergent(self, s: For | While | If) -> bool:
         """Whether lanes may go different ways at `s`."""
         return s in self._divergent
+
+    def ends_together(self, s: For) -> bool:
+        """Whether lanes of a divergent loop begin when there are as many steps to come
+        as they make. What their first statement defines is then the same in all."""
+        first = s.body[0] if s.body else None
+        return isinstance(first, Let) and first.var in self._ends
 
     @property
     def diverges(self) -> bool:
@@ -121,6 +130,8 @@ class Divergence:
                 pending += [(t, (*around, side)) for t in reversed(inner)]
 
     def _read(self, s: Stmt, around: tuple[_Part, ...]) -> None:
+        if isinstance(s, Allocate):  # there is one for all lanes
+            return
         reads = [n.attr for n in walk.nodes(*walk.expressions(s)) if n.op == "var"]
         if isinstance(s, Accumulate):
             reads.append(s.var)
@@ -136,7 +147,7 @@ class Divergence:
         """Find more of what is varying; whether there was any."""
         before = len(self.varying), len(self._divergent)
         for var, value in self._values.items():
-            if not self.is_uniform(value):
+            if var not in self._ends and not self.is_uniform(value):
                 self._add(var)
         for s, test in self._tests.items():
             if not self.is_uniform(test):
@@ -167,7 +178,7 @@ class Divergence:
         # Of one loop that is run once, lanes that go on have all made as many steps.
         only = parts[0]
         is_read_there = only in self._shared.get(change.statement.var, {only})
-        is_loop = isinstance(only[0], _LOOPS)
+        is_loop = isinstance(only[0], _LOOPS) and not self._begins_apart(only[0])
         return not (divergent == [only] and is_loop and is_read_there)
 
     def _must_keep(self, change: _Change) -> bool:
@@ -176,9 +187,14 @@ class Divergence:
             if part[0] not in self._divergent or self._is_replaced(change, part):
                 continue
             again = any(isinstance(s, _LOOPS) for s, _ in parts[:k])
+            again = again or self._begins_apart(part[0])
             if again or part not in self._shared.get(change.statement.var, {part}):
                 return True
         return False
+
+    def _begins_apart(self, s: Stmt) -> bool:
+        """Whether lanes wait for their first step, while others make theirs."""
+        return isinstance(s, For) and self.ends_together(s)
 
     def _is_by_branch(self, change: _Change) -> bool:
         parts = self._within(change)
@@ -207,6 +223,20 @@ class Divergence:
                     for var in read
                 ):
                     self.lets[s.var] = s.value
+
+
+def _ends(body: Sequence[Stmt]) -> Iterator[Let]:
+    """In loops to some `n`, `let left = n - 1 - i` if nothing else reads `i`."""
+    for s in walk.statements(body):
+        if not (isinstance(s, For) and s.body and isinstance(s.body[0], Let)):
+            continue
+        first = s.body[0]
+        left = e.sub(e.sub(s.extent, e.index(1)), e.read(s.var))
+        if walk.same(first.value, left):
+            rest = [walk.expressions(x) for x in walk.statements(s.body[1:])]
+            others = [n for x in rest for n in walk.nodes(*x) if n.op == "var"]
+            if all(n.attr is not s.var for n in others):
+                yield first
 
 
 _LOOPS: Final = (For, While)

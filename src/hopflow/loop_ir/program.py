@@ -244,7 +244,8 @@ class Allocate:
 
     What was in it is gone. The memory is freed, or the caller's, when the program ends;
     in a loop an iteration may get that of the one before. Where there is some, and not
-    enough, there will be twice as much, or more.
+    enough, there will be twice as much, or more. The lanes of a gang share it: those
+    that make it agree on the shape.
 
     again   whether the buffer has memory, of another shape
     keeps   whether what was in it stays: it is a stack that gets more rows

@@ -364,7 +364,7 @@ class _Verifier:
         )
         for loop in self.loops:
             self.require(
-                loop.binding.kind == "serial",
+                loop.binding.kind in ("serial", "gang"),
                 f"`{name}` is allocated in the loop over `{loop.var.name}`, bound to "
                 f"{loop.binding.kind}",
             )

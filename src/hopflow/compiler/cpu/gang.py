@@ -26,12 +26,13 @@ from hopflow.compiler.llvm import operations
 from hopflow.compiler.llvm.expressions import MOST_TRIPS
 from hopflow.compiler.llvm.module import RARE
 from hopflow.compiler.llvm.operations import broadcast
-from hopflow.compiler.llvm.types import lanes, register_type, splat
+from hopflow.compiler.llvm.types import lanes, overload, register_type, splat
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import (
     Accumulate,
+    Allocate,
     Assign,
     Declare,
     For,
@@ -177,9 +178,11 @@ class _Gang(LaneLoop):
                     cost.fixed += f.size + f.work - before
 
     def _is_uniform(self, s: Stmt) -> bool:
-        """Whether `s` defines or changes a variable that is the same in all lanes."""
-        is_scalar = isinstance(s, (Let, Declare, Assign, Accumulate))
-        return is_scalar and s.var not in self.divergence.varying
+        """Whether `s` is done once for all lanes: it makes memory, or what is
+        the same in all of them."""
+        if isinstance(s, (Let, Declare, Assign, Accumulate)):
+            return s.var not in self.divergence.varying
+        return isinstance(s, Allocate)
 
     def _vectors(self, s: Stmt) -> None:
         match s:
@@ -309,26 +312,22 @@ class _Gang(LaneLoop):
     def _is_flat(self, s: If) -> bool:
         """Whether both sides are a few instructions that may run for no lane."""
         total = 0
-        for inner in (*s.then, *s.else_):
-            is_simple = isinstance(inner, (Let, Declare, Assign, Accumulate))
-            if not is_simple or self._is_uniform(inner):
+        for x in (*s.then, *s.else_):
+            if not isinstance(x, (Let, Declare, Assign, Accumulate)):
                 return False
-            for node in walk.nodes(inner.value):
-                if node.op == "load" or node.op in e.MATH:
+            for node in walk.nodes(x.value):
+                divides = node.op in ("div", "rem") and node.dtype.kind in "iu"
+                if node.op == "load" or node.op in e.MATH or divides:
                     return False
                 total += weight(node)
         return total <= FLAT
 
     def _is_local(self, s: If) -> bool:
         """Whether lanes that were off before may take either side: nobody reads what
-        they make of it, and they divide no integers."""
+        they make of it."""
         inside = [*s.then, *s.else_]
         changes = [x for x in inside if isinstance(x, (Assign, Accumulate))]
-        return all(map(self.divergence.is_local, changes)) and not any(
-            node.op in ("div", "rem") and node.dtype.kind in "iu"
-            for x in inside
-            for node in walk.nodes(*walk.expressions(x))
-        )
+        return all(map(self.divergence.is_local, changes))
 
     def _for(self, s: For) -> None:
         if self.divergence.is_divergent(s):
@@ -351,30 +350,62 @@ class _Gang(LaneLoop):
         self._merged()
 
     def _lanes_count(self, s: For) -> None:
-        """A loop in which each lane has a number of steps of its own."""
-        f = self.f
+        """A loop in which each lane has a number of steps of its own: lanes begin
+        together, or end together."""
+        f, held = self.f, lanes("i64", self.width)
         counts = [part.value(s.extent) for part in self.parts]
+        ends_together = self.divergence.ends_together(s)
+        counter = s.var
+        if ends_together and isinstance(s.body[0], Let):
+            counter = s.body[0].var
+        first = self._most(counts) if ends_together else "0"
         slot = f.slot("i64", s.var.name)
-        f.do(f"store i64 0, ptr {slot}")
+        f.do(f"store i64 {first}, ptr {slot}")
         before = self._masks
 
-        def step() -> Sequence[str]:
+        def step() -> str | Sequence[str]:
             position = f.emit(f"load i64, ptr {slot}")
+            if ends_together:
+                some = f.emit(f"icmp sgt i64 {position}, 0")
+                position = f.emit(f"sub i64 {position}, 1")
+                f.do(f"store i64 {position}, ptr {slot}")
             f.bounds[position] = MOST_TRIPS
-            self.emitter.values.constants[s.var] = position
-            every, held = self.splat(position, "i64"), lanes("i64", self.width)
+            self.emitter.values.constants[counter] = position
+            every = self.splat(position, "i64")
             goes_on = [f.emit(f"icmp slt {held} {every}, {n}") for n in counts]
-            return [
+            masks = [
                 f.emit(f"and {lanes('i1', self.width)} {mask}, {more}")
                 for mask, more in zip(before, goes_on, strict=True)
             ]
+            if not ends_together:
+                return masks
+            for part, mask in zip(self.parts, masks, strict=True):
+                part.mask = mask
+            return some
 
         def body() -> None:
+            if ends_together:
+                self.body(s.body[1:])
+                return
             self.body(s.body)
-            after = f.emit(f"add nuw nsw i64 {self.uniform(e.read(s.var))}, 1")
+            after = f.emit(f"add nuw nsw i64 {self.uniform(e.read(counter))}, 1")
             f.do(f"store i64 {after}, ptr {slot}")
 
         self._loop(step, body)
+
+    def _most(self, counts: Sequence[str]) -> str:
+        """The largest number of a lane that is on; 0 if all are negative."""
+        f, held = self.f, lanes("i64", self.width)
+        name = f"llvm.vector.reduce.smax{overload('i64', self.width)}"
+        f.module.declare(f"i64 @{name}({held})")
+        f.module.declare("i64 @llvm.smax.i64(i64, i64)")
+        most = "0"
+        for part, count in zip(self.parts, counts, strict=True):
+            mask = f"{lanes('i1', self.width)} {part.mask}"
+            own = f.emit(f"select {mask}, {held} {count}, {held} zeroinitializer")
+            own = f.emit(f"call i64 @{name}({held} {own})")
+            most = f.emit(f"call i64 @llvm.smax.i64(i64 {most}, i64 {own})")
+        return most
 
     def _while(self, s: While) -> None:
         if not self.divergence.is_divergent(s):

@@ -24,18 +24,20 @@ are on then it is the same.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Final, NamedTuple
 
 from hopflow import dtypes
 from hopflow.compiler.divergence import Divergence
+from hopflow.compiler.private import private_to
 from hopflow.compiler.schedule.summary import Summary
-from hopflow.compiler.schedule.threads import writes_rows
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Var, rewrite
 from hopflow.loop_ir.program import (
     Accumulate,
+    Allocate,
     Assign,
     Binding,
     Declare,
@@ -47,31 +49,45 @@ from hopflow.loop_ir.program import (
     Trap,
     While,
 )
-from hopflow.loop_ir.walk import bodies, loaded, replace, same, statements
+from hopflow.loop_ir.walk import (
+    bodies,
+    expressions,
+    loaded,
+    nodes,
+    replace,
+    same,
+    statements,
+    uses,
+)
 
 LARGEST: Final = 600
 """Instructions of an iteration. A gang has them several times over."""
-_STATEMENTS = (Let, Declare, Assign, Accumulate, Store, For, While, If, Trap)
+SHORT: Final = 8
+"""Elements of an array that lanes may have for themselves, and go through together."""
+_STATEMENTS = (Let, Declare, Assign, Accumulate, Store, For, While, If, Trap, Allocate)
 """Those that lanes may run."""
 
 
 def gangs(body: list[Stmt], target: Target) -> None:
     """Bind such loops in a list of statements, and in all lists within it, in place."""
-    _bind(body, target)
+    _bind(body, target, cache(lambda: uses(body)))
 
 
-def _bind(body: list[Stmt], target: Target) -> bool:
+def _bind(
+    body: list[Stmt], target: Target, named: Callable[[], Counter[Buffer]]
+) -> bool:
     """The same; whether there are any."""
     found = False
     for k, s in enumerate(body):
         if isinstance(s, For) and s.binding.kind == "vector":
             continue
-        within = [_bind(inner, target) for inner in bodies(s)]
+        within = [_bind(inner, target, named) for inner in bodies(s)]
         found = found or any(within)
         if isinstance(s, For) and s.independent and not any(within):
-            width = _width(s, target)
+            private = private_to(s, named()) if _is_candidate(s) else []
+            width = _width(s, target, private) if _is_candidate(s) else 1
             if width > 1:
-                body[k] = _gang(s, width)
+                body[k] = _gang(s, width, private)
                 found = True
     return found
 
@@ -79,19 +95,36 @@ def _bind(body: list[Stmt], target: Target) -> bool:
 # --- which loops ----------------------------------------------------------------------
 
 
-def _width(loop: For, target: Target) -> int:
-    """The lanes of the gangs that a loop becomes; 1: none."""
+def _is_candidate(loop: For) -> bool:
+    """Whether lanes may run all that is in a loop, and there is a loop in it."""
     inside = list(statements(loop.body))
-    if not all(isinstance(s, _STATEMENTS) for s in inside):
+    return all(isinstance(s, _STATEMENTS) for s in inside) and any(
+        isinstance(s, While) or _counts(s) for s in inside
+    )
+
+
+def _width(loop: For, target: Target, private: Sequence[Buffer]) -> int:
+    """The lanes of the gangs that a loop becomes; 1: none."""
+    inside, summary = list(statements(loop.body)), Summary.of(loop)
+    made = {s.buffer for s in inside if isinstance(s, Allocate)}
+    rows = summary.stored.difference(private)
+    if (
+        summary.size > LARGEST
+        or summary.changed
+        or not made.issubset(private)
+        or not all(summary.axes[b] for b in rows)
+        or any(map(_is_long, inside))
+    ):
         return 1
-    if not any(isinstance(s, While) or _counts(s) for s in inside):
-        return 1
-    summary = Summary.of(loop)
-    if summary.size > LARGEST or summary.changed or not writes_rows(loop):
-        return 1
-    if any(map(_sums, inside)) or not _may_run_again(inside, summary):
+    # What a trap of one lane stopped must not have read what it wrote.
+    traps = any(isinstance(s, Trap) for s in inside)
+    if traps and any(node.attr in rows for s in inside for node in loaded(s)):
         return 1
     divergence = Divergence(loop)
+    counted = {c.counter.var for c in _counters(loop, divergence)}
+    for node in (n for b in made for n in nodes(*b.shape)):
+        if node.op == "var" and node.attr in divergence.varying.difference(counted):
+            return 1  # lanes do not agree on a shape
     width = target.gang_width(loop, divergence) if divergence.diverges else 1
     if loop.extent.is_const:
         while width > 1 and width >= 2 * loop.extent.attr:
@@ -103,43 +136,78 @@ def _counts(s: Stmt) -> bool:
     return isinstance(s, For) and s.binding.kind == "serial"
 
 
-def _sums(s: Stmt) -> bool:
-    """Whether `s` adds floats in an order that comes of its vectors."""
-    return (
-        isinstance(s, For)
-        and s.binding.kind == "vector"
-        and any(isinstance(x, Accumulate) and x.var.dtype.kind == "f" for x in s.body)
-    )
-
-
-def _may_run_again(inside: Sequence[Stmt], summary: Summary) -> bool:
-    """Whether an iteration that was stopped by another lane's trap may run once more:
-    it does not read what it has written."""
-    if not any(isinstance(s, Trap) for s in inside):
-        return True
-    read = {node.attr for s in inside for node in loaded(s)}
-    return read.isdisjoint(summary.stored)
+def _is_long(s: Stmt) -> bool:
+    """Whether `s` is a loop of vectors, which gains nothing from lanes, or adds floats
+    in an order that comes of its vectors."""
+    if not (isinstance(s, For) and s.binding.kind == "vector"):
+        return False
+    sums = (isinstance(x, Accumulate) and x.var.dtype.kind == "f" for x in s.body)
+    return not s.extent.is_const or s.extent.attr > SHORT or any(sums)
 
 
 # --- what they become -----------------------------------------------------------------
 
 
-def _gang(loop: For, width: int) -> For:
+def _gang(loop: For, width: int, private: Sequence[Buffer]) -> For:
     """The loop, whose iterations are lanes."""
     rows = _rows(loop)
     _count_together(loop)
-    if loop.binding.kind != "threads":
-        return For(
-            loop.var, loop.extent, [*rows, *loop.body], True, Binding("gang", width)
-        )
+    _end_together(loop)
     number = Var(f"{loop.var.name}_gang", dtypes.int64)
     lane = Var(f"{loop.var.name}_lane", dtypes.int64)
+    _give_each(loop.body, set(private), lane, width)
     first = e.mul(e.read(number), e.index(width))
     extent = e.binary("min", e.index(width), e.sub(loop.extent, first))
     own = Let(loop.var, e.add(first, e.read(lane)))
     inner = For(lane, extent, [own, *rows, *loop.body], True, Binding("gang", width))
     count = e.div(e.add(loop.extent, e.index(width - 1)), e.index(width))
     return For(number, count, [inner], True, loop.binding)
+
+
+def _give_each(
+    body: Sequence[Stmt], private: set[Buffer], lane: Var, width: int
+) -> None:
+    """Let each lane have its own part of what an iteration has for itself.
+
+    b1[i4] = b1[i4] * 2.0  ->  b1[i4, step2_lane] = b1[i4, step2_lane] * 2.0
+    """
+    own = e.read(lane)
+
+    def placed(node: Expr) -> Expr | None:
+        if node.op != "load" or node.attr not in private:
+            return None
+        at = [rewrite(i, placed) for i in e.index_of(node)]
+        condition = e.condition_of(node)
+        condition = condition and rewrite(condition, placed)
+        return e.load(node.attr, (*at, own), condition)
+
+    for s in statements(body):
+        replace(s, placed)
+        if isinstance(s, Store) and s.buffer in private:
+            s.indices = (*s.indices, own)
+    for buffer in private:
+        buffer.shape = (*buffer.shape, e.index(width))
+
+
+def _end_together(loop: For) -> None:
+    """Let lanes that count down to 0 do so at the same time: the index is then the same
+    in all of them.
+
+        for i4 in 0..n3:                        for i4 in 0..n3:
+            c5 = c5 * b1[n3 - 1 - i4]    ->         let i4_left: i64 = n3 - 1 - i4
+                                                    c5 = c5 * b1[i4_left]
+    """
+    for s in statements(loop.body):
+        if not (isinstance(s, For) and s.binding.kind == "serial") or s.extent.is_const:
+            continue
+        left = Var(f"{s.var.name}_left", dtypes.int64)
+        reverse = e.sub(e.sub(s.extent, e.index(1)), e.read(s.var))
+        inside = list(statements(s.body))
+        found = {n for x in inside for n in nodes(*expressions(x)) if same(n, reverse)}
+        if found:
+            for x in inside:
+                replace(x, dict.fromkeys(found, e.read(left)).get)
+            s.body.insert(0, Let(left, reverse))
 
 
 def _count_together(loop: For) -> None:
@@ -155,59 +223,73 @@ def _count_together(loop: For) -> None:
                                                    c2_all = c2_all + 1
                                                out0[lane1] = c2
     """
-    divergence = Divergence(loop)
+    for body, declared, steps, counter in _counters(loop, Divergence(loop)):
+        together = Var(f"{counter.var.name}_all", counter.var.dtype)
+        for s in statements([steps]):
+            replace(
+                s, partial(_renamed, counter.var, together)
+            )  # shapes, too
+        body.insert(body.index(declared) + 1, Declare(together, declared.value))
+        at = steps.body.index(counter) + 1
+        steps.body.insert(at, Assign(together, counter.value))
+
+
+class _Counter(NamedTuple):
+    """A variable to which each step of a loop adds the same: where it is declared, as
+    what, the loop, and the step's statement."""
+
+    body: list[Stmt]
+    declared: Declare
+    steps: While
+    counter: Assign
+
+
+def _counters(loop: For, divergence: Divergence) -> list[_Counter]:
+    """Those of divergent loops that are read after them."""
+    found: list[_Counter] = []
     changes = Counter(
         s.var for s in statements(loop.body) if isinstance(s, Assign | Accumulate)
     )
     pending = [loop.body]
     while pending:
         body = pending.pop()
-        declared: dict[Var, Expr] = {}
-        for s in list(body):
+        declared: dict[Var, Declare] = {}
+        for s in body:
             pending += bodies(s)
             if isinstance(s, Declare) and divergence.is_uniform(s.value):
-                declared[s.var] = s.value
-            if isinstance(s, While) and divergence.is_divergent(s):
-                counters = [
-                    x
-                    for x in s.body
-                    if isinstance(x, Assign)
+                declared[s.var] = s
+            if not (isinstance(s, While) and divergence.is_divergent(s)):
+                continue
+            for x in s.body:
+                if (
+                    isinstance(x, Assign)
                     and x.var in declared
                     and x.var in divergence.varying
                     and changes[x.var] == 1
                     and _counts_on(x, s.body)
-                ]
-                for counter in counters:
-                    together = Var(f"{counter.var.name}_all", counter.var.dtype)
-                    _count_in(s, counter, together)
-                    first = Declare(together, declared[counter.var])
-                    body.insert(body.index(s), first)
+                ):
+                    found.append(_Counter(body, declared[x.var], s, x))
+    return found
 
 
 def _counts_on(s: Assign, body: Sequence[Stmt]) -> bool:
     """Whether `s` adds a constant to a variable."""
     values = {x.var: x.value for x in body if isinstance(x, Let)}
-    value = s.value
-    if value.op == "var":
-        value = values.get(value.attr, value)
-    if value.op != "add":
+
+    def origin(value: Expr) -> Expr:
+        while value.op == "var" and value.attr in values:
+            value = values[value.attr]
+        return value
+
+    value = origin(s.value)
+    if value.op != "add" or not value.args[1].is_const:
         return False
-    x, y = value.args
-    return x.op == "var" and x.attr is s.var and y.is_const
+    before = origin(value.args[0])
+    return before.op == "var" and before.attr is s.var
 
 
-def _count_in(loop: While, counter: Assign, together: Var) -> None:
-    """Count in `together` what `counter` does, too, and read only that in the loop."""
-
-    def renamed(node: Expr) -> Expr | None:
-        if node.op == "var" and node.attr is counter.var:
-            return e.read(together)
-        return None
-
-    for s in statements([loop]):
-        replace(s, renamed)
-    at = loop.body.index(counter) + 1
-    loop.body.insert(at, Assign(together, counter.value))
+def _renamed(old: Var, new: Var, node: Expr) -> Expr | None:
+    return e.read(new) if node.op == "var" and node.attr is old else None
 
 
 def _rows(loop: For) -> list[Stmt]:
