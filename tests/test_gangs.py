@@ -1,6 +1,7 @@
 """Loops over examples as gangs: which, what they become, and that no bit changes."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -9,8 +10,9 @@ import pytest
 
 import hopflow as hf
 from hopflow.compiler.cpu.target import CpuTarget, host
-from hopflow.compiler.pipeline import Executable
+from hopflow.compiler.pipeline import Executable, lower
 from hopflow.errors import HopflowError
+from hopflow.loop_ir.printer import format_program
 from hopflow.tensor import EagerTensor
 from hopflow.testing.bindings import one_by_one
 
@@ -76,7 +78,9 @@ def escape(c: Any) -> Any:
 def halve(x: Any) -> Any:
     """How often, and what is left; the counter has another dtype than the value."""
     return hf.while_loop(
-        lambda x, _: x > 1, lambda x, k: (x // 2, k + 1), (x, (x * 0).astype("int8"))
+        lambda x, _: x > 1,
+        lambda x, k: ((x * 0.5).astype(x.dtype), k + 1),
+        (x, (x * 0).astype("int8")),
     )
 
 
@@ -186,13 +190,116 @@ def forward(f: Any) -> Any:
     return lambda x: hf.jvp(hf.vmap(lambda x: f(x)[1]), (x,), (x * 0 + 1,))
 
 
-@pytest.mark.parametrize("f", [escape, branches, nested], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("way", "f"),
+    [
+        *((forward, f) for f in (escape, branches, nested)),
+        *((reverse, f) for f in (escape, branches)),  # of the other, stacks have stacks
+    ],
+    ids=lambda f: f.__name__,
+)
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.__name__)
-@pytest.mark.parametrize("way", [forward, reverse])
 def test_derivatives_have_the_bits_of_one_by_one(
     f: Any, dtype: Any, way: Any, cpu: CpuTarget
 ) -> None:
     text = compare(way(f), examples(45, dtype), cpu=cpu)
-    if way is reverse and f is not nested:
+    if way is reverse:
         assert "again, which keeps its rows" in text
         assert "_left" in text
+
+
+# --- which loops, and how wide --------------------------------------------------------
+
+
+def loops(f: Any, *args: Any, features: str = "avx2") -> str:
+    """The loops of `f`, for vectors of 256 bits."""
+    tensors = [EagerTensor(np.asarray(x)) for x in args]
+    graph = hf.trace(f, *tensors).graph
+    program = lower(graph, target=target(features))[1]
+    return re.sub(r"^ {4}(buffer|site).*\n", "", format_program(program), flags=re.M)
+
+
+def lanes_of(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r" gang (\d+) ", text)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lanes"),
+    [(np.float64, 16), (np.float32, 32), (np.float16, 32), (np.int64, 16)],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_a_gang_has_four_registers_of_what_it_computes_with(
+    dtype: Any, lanes: int
+) -> None:
+    text = loops(hf.vmap(halve), examples(100, dtype, 0, 100))
+    assert lanes_of(text) == [lanes]
+
+
+@pytest.mark.parametrize(("n", "lanes"), [(1, []), (2, [2]), (5, [8]), (9, [16])])
+def test_few_examples_are_a_narrow_gang(n: int, lanes: list[int]) -> None:
+    assert lanes_of(loops(hf.vmap(halve), examples(n, np.int64))) == lanes
+
+
+def test_a_long_step_has_fewer_registers() -> None:
+    def step(x: Any, k: Any) -> Any:
+        for _ in range(5):
+            x = hf.sin(x) + hf.exp(x * 0.1) / 2
+        return x, k + 1
+
+    def one(x: Any) -> Any:
+        return hf.while_loop(lambda x, k: (x < 9) & (k < 20), step, (x, 0))
+
+    assert lanes_of(loops(hf.vmap(one), examples(100, np.float64))) == [8]
+
+
+def test_what_a_library_computes_for_each_lane_stays_scalar() -> None:
+    def one(x: Any, y: Any) -> Any:
+        return hf.while_loop(lambda x, y: y > 0.1, lambda x, y: (y, x % y), (x, y))
+
+    assert lanes_of(loops(hf.vmap(one), *examples(60, np.float64).reshape(2, 30))) == []
+
+
+def test_long_loops_of_vectors_stay_as_they_are() -> None:
+    def one(n: Any, xs: Any) -> Any:
+        step = lambda k, s: (k + 1, s + hf.sum(xs * s))  # noqa: E731
+        return hf.while_loop(lambda k, _: k < n, step, (0, 1.0))[1]
+
+    counts, xs = np.arange(30), examples(3000, np.float64).reshape(30, 100)
+    assert lanes_of(loops(hf.vmap(one), counts, xs)) == []
+
+
+# --- what they become -----------------------------------------------------------------
+
+
+def test_a_loop_becomes_a_loop_over_gangs() -> None:
+    def one(x: Any, y: Any) -> Any:
+        step = lambda x, k: (x * y, k + 1)  # noqa: E731
+        return hf.while_loop(lambda x, k: (x < 1.0) & (k < 9), step, (x, 0))
+
+    found = loops(hf.vmap(one), *examples(200, np.float64).reshape(2, 100))
+    assert (
+        found
+        == """\
+program one():
+    for step1_gang in 0..7 threads independent:
+        for step1_lane in 0..min(16, 100 - step1_gang * 16) gang 16 independent:
+            let step1: i64 = step1_gang * 16 + step1_lane
+            let step1_row0: f64 = in1[step1]
+            let t2: f64 = in0[step1]
+            var c3: f64 = t2
+            var c4: i64 = 0
+            var c4_all: i64 = 0
+            do:
+                let t5: bool = c3 < 1.0
+                let t6: bool = c4_all < 9
+                let t7: bool = t5 and t6
+            while t7:
+                let t8: f64 = c3 * step1_row0
+                let t9: i64 = c4_all + 1
+                c3 = t8
+                c4 = t9
+                c4_all = t9
+            out0[step1] = c3
+            out1[step1] = c4
+"""
+    )

@@ -199,7 +199,7 @@ class Divergence:
     def _is_by_branch(self, change: _Change) -> bool:
         parts = self._within(change)
         divergent = [part for part in parts if part[0] in self._divergent]
-        return divergent == [change.around[-1]]
+        return divergent == [*change.around[-1:]] != []
 
     def _is_replaced(self, change: _Change, part: _Part) -> bool:
         """Whether the other side of a branch changes the variable, too, in the lanes in

@@ -17,6 +17,7 @@ from hopflow import dtypes
 from hopflow.autograd import region_vjp, rule_cache, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
+from hopflow.compiler.cpu import gang
 from hopflow.compiler.cpu.vector import VectorLoop
 from hopflow.compiler.interface import Interface
 from hopflow.compiler.kernel_passes import branches, checks, hoist, substitution
@@ -32,7 +33,8 @@ from hopflow.hops import invoke_subgraph, subgraphs
 from hopflow.hops.scan import Scan
 from hopflow.loop_ir import interpreter
 from hopflow.loop_ir.expr import Buffer, Expr
-from hopflow.loop_ir.program import For
+from hopflow.loop_ir.expr import Var as LoopVar
+from hopflow.loop_ir.program import For, Program
 from hopflow.ops import opdef, views
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
@@ -192,6 +194,14 @@ def _idle_lane() -> Patches:
         return right(self, s, fewer, longest)
 
     return [(interpreter._Interpreter, "_gang", gang)]
+
+
+def _busy_lane() -> Patches:
+    def change(self: gang.Part, var: LoopVar, value: str, keeps: bool) -> None:  # noqa: ARG001
+        """In all lanes, those that are off too."""
+        self.set(var, value)
+
+    return [(gang.Part, "change", change)]
 
 
 def _of_two_minds() -> Patches:
@@ -426,6 +436,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "mask slip": Mutant(_mask_slip, ["jit"]),
     "mask slip in a gang": Mutant(_idle_lane, ["loop ir, gangs and gpu"]),
+    "lane that is off writes": Mutant(
+        _busy_lane, ["jit"], ["vmap"], options={"weights": {"while": 12, "cond": 6}}
+    ),
     "unsummed broadcast": Mutant(_unsummed, ["jax"], ["grad"], "smooth"),
     "symbols of another region": Mutant(
         _symbols_of_another,

@@ -63,7 +63,7 @@ class _Gang(LaneLoop):
         affine = Affine(s.var, self.divergence.lets, self.divergence.varying)
         super().__init__(emitter, s, width, affine)
         self.f = emitter.f
-        self.parts: list[_Part] = []
+        self.parts: list[Part] = []
         self._splats: dict[int, dict[tuple[str, str], str]] = {}  # by depth
         self._again = ""  # the block in which the iterations run one by one
 
@@ -129,7 +129,7 @@ class _Gang(LaneLoop):
             if k:
                 first = f.emit(f"add i64 {position}, {k * self.width}")
                 end = f.emit(f"call i64 @llvm.smax.i64(i64 {stop}, i64 {first})")
-            self.parts.append(_Part(self, first, self.mask(first, end)))
+            self.parts.append(Part(self, first, self.mask(first, end)))
         with self.emitter.values.scope(), self._scope():
             self.body(self.s.body)
         if self._again:
@@ -472,7 +472,7 @@ def _is_at_most(extent: Expr, width: int) -> bool:
     return any(n.is_const and n.attr <= width for n in bounds)
 
 
-class _Part(Lanes):
+class Part(Lanes):
     """As many lanes of a gang as a register has.
 
     mask   those that are on

@@ -226,9 +226,7 @@ def _count_together(loop: For) -> None:
     for body, declared, steps, counter in _counters(loop, Divergence(loop)):
         together = Var(f"{counter.var.name}_all", counter.var.dtype)
         for s in statements([steps]):
-            replace(
-                s, partial(_renamed, counter.var, together)
-            )  # shapes, too
+            replace(s, partial(_renamed, counter.var, together))  # shapes, too
         body.insert(body.index(declared) + 1, Declare(together, declared.value))
         at = steps.body.index(counter) + 1
         steps.body.insert(at, Assign(together, counter.value))
