@@ -303,3 +303,47 @@ program one():
             out1[step1] = c4
 """
     )
+
+
+# --- sizes, threads, and loops around -------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_program_runs_gangs_of_any_number_of_examples(threads: int) -> None:
+    before, hf.config.num_threads = hf.config.num_threads, threads
+    try:
+        run = hf.jit(hf.vmap(branches), dynamic=True)
+        whole = [np.asarray(x) for x in hf.jit(hf.vmap(branches))(examples(90, float))]
+        for n in (0, 1, 7, 33, 90):
+            for x, y in zip(run(examples(90, float)[:n]), whole, strict=True):
+                np.testing.assert_array_equal(np.asarray(x), y[:n])
+        assert " gang " in run.loop_ir
+    finally:
+        hf.config.num_threads = before
+
+
+@pytest.mark.parametrize(
+    ("shape", "own"), [((3, 40), 40), ((40, 40), 40), ((40, 3), 40)]
+)
+def test_of_two_loops_over_examples_one_is_over_gangs(
+    shape: tuple[int, int], own: int, cpu: CpuTarget
+) -> None:
+    """The one that fills the lanes."""
+    xs = examples(shape[0] * shape[1], np.float64).reshape(shape)
+    text = compare(hf.vmap(hf.vmap(nested)), xs, cpu=cpu)
+    assert re.findall(r"in 0\.\.min\(\d+, (\d+) .* gang ", text) == ["40"]
+
+
+def test_lanes_read_elements_of_their_own_choice(cpu: CpuTarget) -> None:
+    def one(k: Any, table: Any) -> Any:
+        def step(k: Any, total: Any) -> Any:
+            total = hf.cond(k % 2 == 0, lambda: total + table[k], lambda: total * 0.5)
+            return k - table[k // 2].astype("int64") - 1, total
+
+        return hf.while_loop(lambda k, _: k > 0, step, (k, 0.0))
+
+    table = np.arange(40.0) % 3
+    for dtype in (np.float64, np.float32, np.int16):
+        values = table.astype(dtype)
+        run = lambda k, t: hf.vmap(lambda k: one(k, t))(k)  # noqa: E731
+        compare(run, np.arange(90) % 37, values, cpu=cpu)

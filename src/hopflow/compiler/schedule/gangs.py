@@ -26,7 +26,7 @@ are on then it is the same.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeGuard
 
 from hopflow import dtypes
 from hopflow.compiler.divergence import Divergence
@@ -70,26 +70,24 @@ _STATEMENTS = (Let, Declare, Assign, Accumulate, Store, For, While, If, Trap, Al
 
 def gangs(body: list[Stmt], target: Target) -> None:
     """Bind such loops in a list of statements, and in all lists within it, in place."""
-    _bind(body, target, cache(lambda: uses(body)))
+    named = cache(lambda: uses(body))
+    pending = [body]
+    while pending:
+        one = pending.pop()
+        for k, s in enumerate(one):
+            if _may_be(s):
+                width = _width(s, target, named)
+                within = [t for t in statements(s.body) if _may_be(t)]
+                # Of loops in loops the inner one, if it fills as many lanes.
+                if width > max([1, *(_width(t, target, named) for t in within)]):
+                    one[k] = _gang(s, width, private_to(s, named()))
+                    continue
+            pending += bodies(s)
 
 
-def _bind(
-    body: list[Stmt], target: Target, named: Callable[[], Counter[Buffer]]
-) -> bool:
-    """The same; whether there are any."""
-    found = False
-    for k, s in enumerate(body):
-        if isinstance(s, For) and s.binding.kind == "vector":
-            continue
-        within = [_bind(inner, target, named) for inner in bodies(s)]
-        found = found or any(within)
-        if isinstance(s, For) and s.independent and not any(within):
-            private = private_to(s, named()) if _is_candidate(s) else []
-            width = _width(s, target, private) if _is_candidate(s) else 1
-            if width > 1:
-                body[k] = _gang(s, width, private)
-                found = True
-    return found
+def _may_be(s: Stmt) -> TypeGuard[For]:
+    """Whether the iterations of `s` do not depend on each other, and are no vectors."""
+    return isinstance(s, For) and s.independent and s.binding.kind != "vector"
 
 
 # --- which loops ----------------------------------------------------------------------
@@ -103,8 +101,11 @@ def _is_candidate(loop: For) -> bool:
     )
 
 
-def _width(loop: For, target: Target, private: Sequence[Buffer]) -> int:
+def _width(loop: For, target: Target, named: Callable[[], Counter[Buffer]]) -> int:
     """The lanes of the gangs that a loop becomes; 1: none."""
+    if not _is_candidate(loop):
+        return 1
+    private = private_to(loop, named())
     inside, summary = list(statements(loop.body)), Summary.of(loop)
     made = {s.buffer for s in inside if isinstance(s, Allocate)}
     rows = summary.stored.difference(private)
