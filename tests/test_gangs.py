@@ -43,7 +43,7 @@ def compare(
     assert " gang " not in scalar.loop_ir
     executable = Executable(graph, target=cpu)
     assert (" gang " in executable.loop_ir) is gangs, executable.loop_ir
-    results = []
+    results: list[list[Any]] = []
     for one in (scalar, executable):
         try:
             results.append([t.array.tobytes() for t in one(tensors)])

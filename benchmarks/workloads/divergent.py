@@ -78,7 +78,8 @@ def _gradient(name: str, one: Callable[..., Any], args: Any) -> Workload:
         def tangent(x: Any) -> Any:
             return jax.jvp(one(THEIRS), (x,), (jnp.ones_like(x),))[1]
 
-        return jax.vmap(tangent)
+        mapped: Callable[..., Any] = jax.vmap(tangent)
+        return mapped
 
     return Workload(name, ours, theirs, args, rtol=1e-3)
 
