@@ -208,6 +208,22 @@ def test_derivatives_have_the_bits_of_one_by_one(
         assert "_left" in text
 
 
+# --- memory ---------------------------------------------------------------------------
+
+
+def test_an_array_of_each_example_is_one_of_each_lane(cpu: CpuTarget) -> None:
+    def one(x: Any) -> Any:
+        def step(k: Any, ys: Any) -> Any:
+            return k + 1, ys.at[k % 6].set(ys[(k + 1) % 6] + x)
+
+        start = hf.zeros((6,), dtype=x.dtype) + x
+        return hf.while_loop(lambda k, ys: (k < 20) & (ys[k % 6] < 5), step, (0, start))
+
+    for dtype in FLOATS:
+        text = compare(hf.vmap(one), examples(75, dtype), cpu=cpu)
+        assert re.search(r"carry2\[i\d+, step1_lane\] = ", text)
+
+
 # --- which loops, and how wide --------------------------------------------------------
 
 

@@ -14,13 +14,13 @@ A lane that is done with a loop may go on computing what nobody reads any more: 
 variable that is read outside of the loop has to keep its value in that lane.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Expr, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
@@ -52,8 +52,13 @@ class Divergence:
     lets        by variable, values of `Let` that are the same wherever they are read
     """
 
-    def __init__(self, loop: For) -> None:
+    def __init__(self, loop: For, private: Collection[Buffer] = ()) -> None:
+        """
+        Args:
+            private: Memory that each iteration has for itself.
+        """
         self.varying = {loop.var}
+        self._private = set(private)
         self.lets: dict[Var, Expr] = {}
         self._values: dict[Var, Expr] = {}  # of what is defined: its first value
         self._homes: dict[Var, tuple[_Part, ...]] = {}  # what is around a definition
@@ -76,7 +81,9 @@ class Divergence:
         if expr not in self._known:
             for node in walk.nodes(expr):
                 if node not in self._known:
-                    own = node.op != "var" or node.attr not in self.varying
+                    own = node.op not in ("var", "load") or not (
+                        node.attr in self.varying or node.attr in self._private
+                    )
                     self._known[node] = own and all(self._known[a] for a in node.args)
         return self._known[expr]
 

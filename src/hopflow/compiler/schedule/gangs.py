@@ -121,7 +121,7 @@ def _width(loop: For, target: Target, named: Callable[[], Counter[Buffer]]) -> i
     traps = any(isinstance(s, Trap) for s in inside)
     if traps and any(node.attr in rows for s in inside for node in loaded(s)):
         return 1
-    divergence = Divergence(loop)
+    divergence = Divergence(loop, private)
     counted = {c.counter.var for c in _counters(loop, divergence)}
     for node in (n for b in made for n in nodes(*b.shape)):
         if node.op == "var" and node.attr in divergence.varying.difference(counted):
@@ -152,7 +152,7 @@ def _is_long(s: Stmt) -> bool:
 def _gang(loop: For, width: int, private: Sequence[Buffer]) -> For:
     """The loop, whose iterations are lanes."""
     rows = _rows(loop)
-    _count_together(loop)
+    _count_together(loop, private)
     _end_together(loop)
     number = Var(f"{loop.var.name}_gang", dtypes.int64)
     lane = Var(f"{loop.var.name}_lane", dtypes.int64)
@@ -211,7 +211,7 @@ def _end_together(loop: For) -> None:
             s.body.insert(0, Let(left, reverse))
 
 
-def _count_together(loop: For) -> None:
+def _count_together(loop: For, private: Sequence[Buffer]) -> None:
     """Count the steps that lanes have made together in variables of their own: those
     are the same in all lanes, and only what is read after the loop differs.
 
@@ -224,7 +224,7 @@ def _count_together(loop: For) -> None:
                                                    c2_all = c2_all + 1
                                                out0[lane1] = c2
     """
-    for body, declared, steps, counter in _counters(loop, Divergence(loop)):
+    for body, declared, steps, counter in _counters(loop, Divergence(loop, private)):
         together = Var(f"{counter.var.name}_all", counter.var.dtype)
         for s in statements([steps]):
             replace(s, partial(_renamed, counter.var, together))  # shapes, too
