@@ -224,6 +224,19 @@ def test_an_array_of_each_example_is_one_of_each_lane(cpu: CpuTarget) -> None:
         assert re.search(r"carry2\[i\d+, step1_lane\] = ", text)
 
 
+@pytest.mark.parametrize("n", [2, 5, 7])
+def test_lanes_exchange_what_is_theirs(n: int, cpu: CpuTarget) -> None:
+    def one(x: Any) -> Any:
+        def step(y: Any, k: Any) -> Any:
+            return y * 0.9 + hf.roll(y, 1) * 0.2 + hf.sin(y) / 8, k + 1
+
+        return hf.while_loop(lambda y, k: (y[0] < 3) & (k < 9), step, (x, 0))
+
+    for dtype in FLOATS:
+        xs = examples(61 * n, dtype).reshape(61, n)
+        compare(hf.vmap(one), xs, cpu=cpu)
+
+
 # --- which loops, and how wide --------------------------------------------------------
 
 

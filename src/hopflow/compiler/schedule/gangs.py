@@ -24,8 +24,10 @@ are on then it is the same.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import count
+from math import prod
 from typing import Final, NamedTuple, TypeGuard
 
 from hopflow import dtypes
@@ -34,18 +36,21 @@ from hopflow.compiler.private import private_to
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
+from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var, rewrite
 from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
     Assign,
     Binding,
+    Copy,
     Declare,
     For,
     If,
     Let,
     Stmt,
     Store,
+    Swap,
     Trap,
     While,
 )
@@ -66,6 +71,8 @@ SHORT: Final = 8
 """Elements of an array that lanes may have for themselves, and go through together."""
 _STATEMENTS = (Let, Declare, Assign, Accumulate, Store, For, While, If, Trap, Allocate)
 """Those that lanes may run."""
+_WHOLE = (Copy, Swap)
+"""Those that become loops over short arrays, which lanes may run."""
 
 
 def gangs(body: list[Stmt], target: Target) -> None:
@@ -96,7 +103,7 @@ def _may_be(s: Stmt) -> TypeGuard[For]:
 def _is_candidate(loop: For) -> bool:
     """Whether lanes may run all that is in a loop, and there is a loop in it."""
     inside = list(statements(loop.body))
-    return all(isinstance(s, _STATEMENTS) for s in inside) and any(
+    return all(isinstance(s, _STATEMENTS + _WHOLE) for s in inside) and any(
         isinstance(s, While) or _counts(s) for s in inside
     )
 
@@ -109,12 +116,14 @@ def _width(loop: For, target: Target, named: Callable[[], Counter[Buffer]]) -> i
     inside, summary = list(statements(loop.body)), Summary.of(loop)
     made = {s.buffer for s in inside if isinstance(s, Allocate)}
     rows = summary.stored.difference(private)
+    exchanged = (b for s in inside if isinstance(s, _WHOLE) for b in walk.named(s))
     if (
         summary.size > LARGEST
         or summary.changed
         or not made.issubset(private)
         or not all(summary.axes[b] for b in rows)
         or any(map(_is_long, inside))
+        or not all(b in private and _is_short(b) for b in exchanged)
     ):
         return 1
     # What a trap of one lane stopped must not have read what it wrote.
@@ -146,6 +155,11 @@ def _is_long(s: Stmt) -> bool:
     return not s.extent.is_const or s.extent.attr > SHORT or any(sums)
 
 
+def _is_short(buffer: Buffer) -> bool:
+    extents = [n.attr if n.is_const else SHORT + 1 for n in buffer.shape]
+    return bool(extents) and prod(extents) <= SHORT
+
+
 # --- what they become -----------------------------------------------------------------
 
 
@@ -156,13 +170,45 @@ def _gang(loop: For, width: int, private: Sequence[Buffer]) -> For:
     _end_together(loop)
     number = Var(f"{loop.var.name}_gang", dtypes.int64)
     lane = Var(f"{loop.var.name}_lane", dtypes.int64)
+    _by_element(loop.body, count())
     _give_each(loop.body, set(private), lane, width)
     first = e.mul(e.read(number), e.index(width))
     extent = e.binary("min", e.index(width), e.sub(loop.extent, first))
     own = Let(loop.var, e.add(first, e.read(lane)))
     inner = For(lane, extent, [own, *rows, *loop.body], True, Binding("gang", width))
-    count = e.div(e.add(loop.extent, e.index(width - 1)), e.index(width))
-    return For(number, count, [inner], True, loop.binding)
+    blocks = e.div(e.add(loop.extent, e.index(width - 1)), e.index(width))
+    return For(number, blocks, [inner], True, loop.binding)
+
+
+def _by_element(body: list[Stmt], numbers: Iterator[int]) -> None:
+    """Copy and exchange arrays element by element: each lane its own, when it is on.
+
+    swap b1, b2    ->    for b1_at0_0 in 0..6 independent:
+                             let b1_was0: f64 = b1[b1_at0_0]
+                             b1[b1_at0_0] = b2[b1_at0_0]
+                             b2[b1_at0_0] = b1_was0
+    """
+    for k, s in enumerate(body):
+        for inner in bodies(s):
+            _by_element(inner, numbers)
+        if isinstance(s, Swap):
+            body[k] = _loops(s.a, s.b, next(numbers), exchanges=True)
+        elif isinstance(s, Copy):
+            body[k] = _loops(s.target, s.source, next(numbers), exchanges=False)
+
+
+def _loops(a: Buffer, b: Buffer, number: int, *, exchanges: bool) -> Stmt:
+    names = [f"{a.name}_at{number}_{axis}" for axis in range(len(a.shape))]
+    variables = [Var(name, dtypes.int64) for name in names]
+    at = tuple(map(e.read, variables))
+    was = Var(f"{a.name}_was{number}", a.dtype)
+    body: list[Stmt] = [Store(a, at, e.load(b, at))]
+    if exchanges:
+        first = Let(was, e.load(a, at))
+        body = [first, *body, Store(b, at, e.read(was))]
+    for var, extent in reversed(list(zip(variables, a.shape, strict=True))):
+        body = [For(var, extent, body, independent=True)]
+    return body[0]
 
 
 def _give_each(
