@@ -34,7 +34,7 @@ from hopflow.hops.scan import Scan
 from hopflow.loop_ir import interpreter
 from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.expr import Var as LoopVar
-from hopflow.loop_ir.program import For, Program
+from hopflow.loop_ir.program import For
 from hopflow.ops import opdef, views
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
