@@ -11,9 +11,17 @@ from benchmarks.workloads import (
     copies,
     derivatives,
     divergent,
+    dynamic_programming,
+    estimation,
+    machines,
+    matrices,
     recurrent,
     scalars,
+    selection,
+    simulations,
     sizes,
+    sparse,
+    stencils,
 )
 
 
@@ -30,6 +38,14 @@ def all_workloads(scale: float = 1.0) -> list[Workload]:
         *derivatives.workloads(size),
         *batches.workloads(size),
         *divergent.workloads(size),
+        *stencils.workloads(size),
+        *dynamic_programming.workloads(size),
+        *selection.workloads(size),
+        *sparse.workloads(size),
+        *simulations.workloads(size),
+        *estimation.workloads(size),
+        *machines.workloads(size),
+        *matrices.workloads(size),
     ]
 
 

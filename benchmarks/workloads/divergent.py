@@ -1,29 +1,19 @@
 """Loops over examples that take different ways, in both float types, and gradients.
 
-They are written once: `lib` has the functions of either library, and `lib.loop` takes
-functions of the leaves of the carry.
+They are written once: `lib` has the functions of either library.
 """
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import hopflow as hf
+from benchmarks.libraries import HOPFLOW, JAX
 from benchmarks.workload import Workload
 from benchmarks.workloads.scalars import plane
-
-
-def _lax_loop(goes_on: Any, step: Any, start: Any) -> Any:
-    return lax.while_loop(lambda c: goes_on(*c), lambda c: step(*c), start)
-
-
-OURS: Final = SimpleNamespace(loop=hf.while_loop, cond=hf.cond, np=hf)
-THEIRS: Final = SimpleNamespace(loop=_lax_loop, cond=lax.cond, np=jnp)
 
 
 def workloads(size: Callable[[int], int]) -> list[Workload]:
@@ -61,8 +51,8 @@ def _row(name: str, one: Callable[..., Any], args: Any, **options: Any) -> Workl
     """`one` of a library gives the function of an example."""
     return Workload(
         name,
-        lambda: hf.vmap(one(OURS)),
-        lambda: jax.vmap(one(THEIRS)),
+        lambda: hf.vmap(one(HOPFLOW)),
+        lambda: jax.vmap(one(JAX)),
         args,
         **options,
     )
@@ -72,11 +62,11 @@ def _gradient(name: str, one: Callable[..., Any], args: Any) -> Workload:
     """JAX has no gradient of such loops in reverse: it gets the tangents, forward."""
 
     def ours() -> Callable[..., Any]:
-        return hf.grad(lambda x: hf.sum(hf.vmap(one(OURS))(x)))
+        return hf.grad(lambda x: hf.sum(hf.vmap(one(HOPFLOW))(x)))
 
     def theirs() -> Callable[..., Any]:
         def tangent(x: Any) -> Any:
-            return jax.jvp(one(THEIRS), (x,), (jnp.ones_like(x),))[1]
+            return jax.jvp(one(JAX), (x,), (jnp.ones_like(x),))[1]
 
         mapped: Callable[..., Any] = jax.vmap(tangent)
         return mapped
@@ -86,10 +76,10 @@ def _gradient(name: str, one: Callable[..., Any], args: Any) -> Workload:
 
 def _search_row(name: str, wanted: Any, table: Any) -> Workload:
     def ours() -> Callable[..., Any]:
-        return lambda ws, xs: hf.vmap(lambda w: _search(OURS, w, xs))(ws)
+        return lambda ws, xs: hf.vmap(lambda w: _search(HOPFLOW, w, xs))(ws)
 
     def theirs() -> Callable[..., Any]:
-        return lambda ws, xs: jax.vmap(lambda w: _search(THEIRS, w, xs))(ws)
+        return lambda ws, xs: jax.vmap(lambda w: _search(JAX, w, xs))(ws)
 
     return Workload(name, ours, theirs, (wanted, table))
 
@@ -107,7 +97,7 @@ def _escape(lib: Any) -> Callable[..., Any]:
         def step(x: Any, y: Any, k: Any) -> Any:
             return x * x - y * y + cx, 2.0 * x * y + cy, k + 1
 
-        return lib.loop(goes_on, step, (cx * 0.0, cy * 0.0, 0))[2]
+        return lib.while_loop(goes_on, step, (cx * 0.0, cy * 0.0, 0))[2]
 
     return one
 
@@ -119,7 +109,7 @@ def _collatz(lib: Any) -> Callable[..., Any]:
         n = lib.cond(n % 2 == 0, lambda n: n // 2, lambda n: 3 * n + 1, n)
         return n, k + 1
 
-    return lambda n: lib.loop(lambda n, _: n != 1, step, (n, 0))[1]
+    return lambda n: lib.while_loop(lambda n, _: n != 1, step, (n, 0))[1]
 
 
 def _cube_root(lib: Any) -> Callable[..., Any]:
@@ -134,7 +124,7 @@ def _cube_root(lib: Any) -> Callable[..., Any]:
         def step(x: Any, _: Any, k: Any) -> Any:
             return (2.0 * x + a / (x * x)) / 3.0, x, k + 1
 
-        return lib.loop(goes_on, step, (a, a * 0.0, 0))[0]
+        return lib.while_loop(goes_on, step, (a, a * 0.0, 0))[0]
 
     return one
 
@@ -167,7 +157,9 @@ def _orbit(lib: Any) -> Callable[..., Any]:
         )
         return t, x, v, lib.np.minimum(longer, lib.np.maximum(5.0 - t, 1e-6)), k + 1
 
-    return lambda x, v: lib.loop(goes_on, step, (x * 0.0, x, v, x * 0.0 + 0.01, 0))[1]
+    return lambda x, v: lib.while_loop(
+        goes_on, step, (x * 0.0, x, v, x * 0.0 + 0.01, 0)
+    )[1]
 
 
 def _search(lib: Any, wanted: Any, table: Any) -> Any:
@@ -180,7 +172,7 @@ def _search(lib: Any, wanted: Any, table: Any) -> Any:
             is_left, high, middle
         )
 
-    return lib.loop(lambda low, high: low < high, step, (0, table.shape[0]))[0]
+    return lib.while_loop(lambda low, high: low < high, step, (0, table.shape[0]))[0]
 
 
 def _walk(dtype: Any) -> Callable[[Any], Callable[..., Any]]:
@@ -198,6 +190,6 @@ def _walk(dtype: Any) -> Callable[[Any], Callable[..., Any]]:
             uniform = (state >> 40).astype(dtype) * 2.0**-24
             return state, x + (uniform * 2.0 - 1.0), k + 1
 
-        return lambda seed, x: lib.loop(goes_on, step, (seed, x, 0))[2]
+        return lambda seed, x: lib.while_loop(goes_on, step, (seed, x, 0))[2]
 
     return of

@@ -1,0 +1,71 @@
+"""hopflow and JAX under one set of names, for rows that are written once.
+
+Loops take functions of the leaves of their carry in both.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import hopflow as hf
+from benchmarks.workload import Arrays, Workload
+
+
+def _lax_while(goes_on: Any, step: Any, start: Any) -> Any:
+    return lax.while_loop(lambda c: goes_on(*c), lambda c: step(*c), start)
+
+
+def _lax_fori(lower: Any, upper: Any, step: Any, start: Any) -> Any:
+    if isinstance(start, tuple):
+        return lax.fori_loop(lower, upper, lambda i, c: step(i, *c), start)
+    return lax.fori_loop(lower, upper, step, start)
+
+
+HOPFLOW: Final = SimpleNamespace(
+    np=hf,
+    random=hf.random,
+    linalg=hf.linalg,
+    while_loop=hf.while_loop,
+    fori_loop=hf.fori_loop,
+    scan=hf.scan,
+    cond=hf.cond,
+    switch=hf.switch,
+    vmap=hf.vmap,
+    grad=hf.grad,
+    top_k=hf.top_k,
+    sigmoid=hf.sigmoid,
+    erf=hf.erf,
+    segment_sum=hf.segment_sum,
+)
+JAX: Final = SimpleNamespace(
+    np=jnp,
+    random=jax.random,
+    linalg=jnp.linalg,
+    while_loop=_lax_while,
+    fori_loop=_lax_fori,
+    scan=lax.scan,
+    cond=lax.cond,
+    switch=lax.switch,
+    vmap=jax.vmap,
+    grad=jax.grad,
+    top_k=lax.top_k,
+    sigmoid=jax.nn.sigmoid,
+    erf=lax.erf,
+    segment_sum=jax.ops.segment_sum,
+)
+
+
+def row(
+    name: str,
+    program: Callable[[Any], Callable[..., Any]],
+    args: Arrays,
+    **options: Any,
+) -> Workload:
+    """A row of a program that is written once: it makes a function of a library."""
+    return Workload(
+        name, lambda: program(HOPFLOW), lambda: program(JAX), args, **options
+    )
