@@ -248,6 +248,7 @@ def _write(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
         value = transposed(value, _to_front(len(result), place, count))
         value = reshaped(value, (*shape, *sizes))
     base = reshaped(x, plan.expanded)
+    spans = any(isinstance(e, Span) for e in plan.entries)
     if indices:
         new = apply(
             scatter,
@@ -260,7 +261,10 @@ def _write(x: Any, plan: Plan, value: Any, combine: Combine) -> Value:
             steps=steps,
             combine=combine,
         )
-    elif combine == "set":
+    elif combine == "set" or (spans and x.type.dtype.kind != "b"):
+        if combine != "set":  # a window has no element twice
+            old = sliced(base, starts, sizes, steps)
+            value = apply(_COMBINES[combine], old, value)
         new = apply(update_slice, base, value, starts=starts, steps=steps)
     else:
         window = {"starts": starts, "steps": steps, "combine": combine}
