@@ -34,6 +34,8 @@ LARGEST: Final = 600
 """Nodes of all pieces, where there are more than without cuts."""
 VECTOR: Final = 32
 """Bytes of a vector, about."""
+REST: Final = 8
+"""Vectors that the elements which fill none are worth, at most."""
 DEAR: Final = 20
 """Instructions of the sides of a `select` that are worth a cut."""
 _FAR: Final = 1 << 60
@@ -122,7 +124,7 @@ def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
     lanes = VECTOR // max(x.dtype.itemsize for x in piece.elements)
 
     def steps(n: int) -> int:
-        return n // lanes + n % lanes
+        return n // lanes + min(n % lanes, REST)
 
     if not test.at.is_const or not low <= at <= high:
         return False
