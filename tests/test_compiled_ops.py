@@ -403,3 +403,29 @@ def test_a_loop_over_bytes_has_a_lane_for_each_byte_of_a_register() -> None:
     f = hf.jit(lambda x: x ^ (x + x))
     f(x)
     assert f"vector {host().register_bits // 8} " in f.loop_ir
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(3, 4), (0, 9), (5, 0), (7, 9), (2, 5, 9), (6, 3, 8), (4, 1, 17), (9, 64)]
+)
+def test_prefixes_along_each_axis_have_the_bits_of_numpy(
+    shape: Any, dynamic: bool
+) -> None:
+    """Along the first axes rows are gone through as vectors, in the same order."""
+    x = np.random.default_rng(0).normal(size=shape)
+    for axis in range(len(shape)):
+        for ours, theirs in (
+            (hf.cumulative_sum, np.cumsum),
+            (hf.cumulative_prod, np.cumprod),
+            (hf.cummax, np.maximum.accumulate),
+        ):
+
+            def reversed_(x: Any, axis: int = axis, f: Any = ours) -> Any:
+                return hf.flip(f(hf.flip(x, axis=axis), axis=axis), axis=axis)
+
+            found = hf.jit(partial(ours, axis=axis), dynamic=dynamic)(x)
+            np.testing.assert_array_equal(found, theirs(x, axis=axis))
+            found = hf.jit(reversed_, dynamic=dynamic)(x)
+            want = np.flip(theirs(np.flip(x, axis), axis=axis), axis)
+            np.testing.assert_array_equal(found, want)

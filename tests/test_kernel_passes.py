@@ -642,6 +642,62 @@ def test_what_is_cheap_is_computed_again_for_each_reader() -> None:
     assert len(lines(found)) == 2
 
 
+@pytest.mark.parametrize(("side", "stored"), [(30, True), (600, False)])
+def test_neighbours_of_a_large_array_are_computed_again(
+    side: int, stored: bool
+) -> None:
+    """To store eight million bytes and to read them again costs more."""
+
+    def edges(x: Any) -> Any:
+        sums = x[:-2] + 2.0 * x[1:-1] + x[2:]
+        return hf.abs(sums[:, 2:] - sums[:, :-2]) + hf.abs(sums[:, 1:-1])
+
+    x = np.random.default_rng(0).normal(size=(side, side))
+    found = lines(after(checks, inline, of=edges, args=(x,)))
+    assert len(found) == (3 if stored else 2)
+    agree(edges, x)
+
+
+def test_what_is_dear_is_stored_whatever_its_size() -> None:
+    def f(x: Any) -> Any:
+        y = hf.sin(hf.exp(x))
+        return y[2:] + y[1:-1] + y[:-2]
+
+    found = lines(after(checks, inline, of=f, args=(np.zeros(1 << 18),)))
+    assert len(found) == 3
+
+
+def test_a_scatter_computes_what_it_gathers() -> None:
+    """A row for each edge would be a large array."""
+
+    def f(x: Any, heads: Any, tails: Any) -> Any:
+        return hf.segment_sum(x[tails], heads, 8)
+
+    x, edges = np.random.default_rng(0).normal(size=(8, 3)), np.arange(20) % 8
+    found = lines(after(checks, inline, of=f, args=(x, edges, edges[::-1])))
+    assert not any("f64[20" in line for line in found)
+    agree(f, x, edges, edges[::-1])
+
+
+def test_a_scatter_reads_what_it_replaces_before_it_does() -> None:
+    """Else all of the array had to be copied before, in each step."""
+
+    def f(x: Any, at: Any) -> Any:
+        def step(_: Any, x: Any) -> Any:
+            return x.at[at].add(x[at[::-1]] * 2.0 + hf.sum(x[at[:2]]))
+
+        return hf.fori_loop(0, 3, step, x)
+
+    x, at = np.random.default_rng(0).normal(size=(50, 9)), np.array([3, 1, 4, 1, 5])
+    jitted = hf.jit(f)
+    with hf.debug():
+        want = f(hf.asarray(x), hf.asarray(at))
+    np.testing.assert_allclose(jitted(x, at), np.asarray(want), rtol=1e-12)
+    steps = jitted.loop_ir.split("for step")[1]
+    assert "copy" not in steps
+    assert "0..50" not in steps
+
+
 def test_the_next_carries_of_one_shape_are_computed_at_once() -> None:
     found = after(
         hoist,
@@ -1058,6 +1114,13 @@ def test_tests_of_an_index_cut_its_axis_into_pieces(name: str) -> None:
     f, want = SPLIT[name]
     assert pieces(f, X) == want
     agree(f, X)
+
+
+def test_a_few_bytes_that_fill_no_vector_are_no_reason_against_a_cut() -> None:
+    x = np.arange(200, dtype=np.int8).reshape(2, 100)
+    f = lambda x: hf.roll(x, 1, axis=1) + hf.roll(x, -1, axis=1)  # noqa: E731
+    assert pieces(f, x).count(" where ") == 2
+    agree(f, x)
 
 
 @pytest.mark.parametrize(

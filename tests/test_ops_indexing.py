@@ -191,6 +191,87 @@ def test_every_dtype_is_read_and_written(dtype: dtypes.DType) -> None:
     agree(found, np.asarray(added).astype(dtype.dtype))
 
 
+WAYS = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.float32, np.bool_])
+@pytest.mark.parametrize("combine", WAYS)
+@pytest.mark.parametrize(
+    "key", [np.s_[1:-1, ::2], np.s_[::-1, 1], np.s_[2:2], np.s_[..., -3:], np.s_[1, 2]]
+)
+def test_slices_are_updated_as_numpy_does(key: Any, combine: str, dtype: Any) -> None:
+    x = grid(4, 5, dtype=dtype)
+    value = (np.arange(x[key].size) % 3).reshape(x[key].shape).astype(dtype)
+    expected = x.copy()
+    expected[key] = WAYS[combine](x[key], value)
+
+    def f(x: Any, value: Any) -> Any:
+        return getattr(x.at[key], combine)(value)
+
+    agree(f(asarray(x), asarray(value)), expected)
+    for symbolic in (False, True):
+        agree(hf.jit(f, dynamic=symbolic)(x, value), expected)
+
+
+@pytest.mark.parametrize("combine", WAYS)
+def test_updates_of_slices_have_the_derivatives_of_jax(combine: str) -> None:
+    rng = np.random.default_rng(0)
+    x, value = rng.normal(size=(4, 5)), rng.normal(size=(2, 5))
+    value[0, 0] = x[1, 0]  # a tie
+    x[2, 3] = value[1, 2] = 0.0
+
+    def loss(x: Any, value: Any) -> Any:
+        y = getattr(x.at[1:3], combine)(value)
+        return (y * y * (1 + x)).sum()
+
+    found = hf.jit(hf.grad(loss, argnums=(0, 1)))(x, value)
+    with jax.enable_x64(True):
+        want = jax.grad(loss, argnums=(0, 1))(jnp.asarray(x), jnp.asarray(value))
+    for a, b in zip(found, want, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-12)
+
+
+def test_an_update_of_a_slice_is_no_scatter() -> None:
+    jitted = hf.jit(lambda x: x.at[1:-1, 2:].add(1.0))
+    jitted(grid(9, 40))
+    assert "vector" in jitted.loop_ir
+    assert all(" independent" in s for s in jitted.loop_ir.splitlines() if " for " in s)
+
+
+@pytest.mark.parametrize("combine", ["set", *WAYS])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_are_scattered_in_order_and_as_vectors(
+    combine: str, dynamic: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    x, value = rng.normal(size=(6, 33)), rng.normal(size=(9, 33))
+    at = np.array([0, 3, 3, -1, 5, 0, 3, 2, -6])
+
+    def f(x: Any, at: Any, value: Any) -> Any:
+        return getattr(x.at[at], combine)(value)
+
+    expected = x.copy()
+    for k, row in zip(at, value, strict=True):
+        expected[k] = row if combine == "set" else WAYS[combine](expected[k], row)
+    jitted = hf.jit(f, dynamic=dynamic)
+    agree(jitted(x, at, value), expected)
+    if not dynamic:
+        assert "for i" in jitted.loop_ir
+        assert "0..33 vector" in jitted.loop_ir
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_of_segments_that_are_none_are_dropped(dynamic: bool) -> None:
+    rows = np.random.default_rng(0).normal(size=(7, 20)).astype(np.float32)
+    ids = np.array([0, -1, 2, 4, 2, 99, 0])
+    expected = np.zeros((4, 20), np.float32)
+    for k, row in zip(ids, rows, strict=True):
+        if 0 <= k < 4:
+            expected[k] += row
+    jitted = hf.jit(lambda r, i: hf.segment_sum(r, i, 4), dynamic=dynamic)
+    agree(jitted(rows, ids), expected)
+
+
 def test_views_share_memory_and_arrays_do_not() -> None:
     x = asarray(grid(3, 4))
     for key in (0, slice(1), (..., None), (asarray(1), slice(None, None, -1))):

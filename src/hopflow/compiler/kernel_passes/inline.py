@@ -9,13 +9,13 @@ library may take as they are. What a loop gives for its next step is computed at
 of the step, all values of one shape at once, so that they can replace what they read.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
 from hopflow.compiler.kernel_passes import Context
+from hopflow.compiler.kernel_passes.reads import Cost, counted_reads
 from hopflow.compiler.kernel_passes.reads import cost as own_cost
-from hopflow.compiler.kernel_passes.reads import counted_reads
 from hopflow.compiler.kernel_passes.substitution import Substitution
 from hopflow.compiler.kernel_program.definitions import (
     Compact,
@@ -58,6 +58,10 @@ from hopflow.loop_ir.walk import nodes
 
 CHEAP: Final = 6
 """An element of at most this cost may be computed again for each reader."""
+LARGE: Final = 1 << 20
+"""Bytes that are more than fit into the caches of a core."""
+TRAFFIC: Final = 48
+"""What it costs to write and to read again an element of a value that is so large."""
 LONGEST: Final = 1000
 """Instructions of an element: longer ones are stored. What a loop computes at once must
 fit into the registers, and LLVM takes more than linear time for it."""
@@ -215,25 +219,63 @@ def _is_inlined_view(equation: Equation) -> bool:
 # --- what is stored -------------------------------------------------------------------
 
 
-def _is_stored(value: Value, cost: int, reads: Sequence[_Read], is_view: bool) -> bool:
+def _is_stored(value: Value, cost: Cost, reads: Sequence[_Read], is_view: bool) -> bool:
     """Whether an element of this cost is computed once, and read from memory."""
-    if cost > LONGEST or any(map(_takes_memory, reads)):
+    again = cost.again
+    if again > LONGEST or any(map(_takes_memory, reads)):
         return True
     if any(_takes_matrix(r) and (r.outer or not is_view) for r in reads):
         return True  # otherwise each step copies it
-    if any(_repeats(r.equation, value.type, cost) for r in reads):
+    if any(_repeats(r.equation, value.type, again) for r in reads):
         return True
-    if cost <= CHEAP:
+    if again <= CHEAP or _is_stencil(value.type, again, reads, is_view):
         return False
     readers = {id(r.equation) for r in reads if r.equation is not None}
     results = sum(r.equation is None for r in reads)
     if not is_view and len(readers) + results > 1:
         return True
-    return any(r.outer or _asks_again(r, value, is_view) for r in reads)
+    return any(r.outer or _asks_again(r, value, cost, is_view) for r in reads)
 
 
-def _asks_again(read: _Read, value: Value, is_view: bool) -> bool:
-    """Whether a reader computes elements several times."""
+def _is_stencil(
+    type_: TensorType, cost: int, reads: Sequence[_Read], is_view: bool
+) -> bool:
+    """Whether neighbours of an element of a large value are read, and are computed for
+    less than the traffic of memory costs; half of that, if the size is not known."""
+    size, limit = static_size(type_), TRAFFIC
+    if size is None:
+        limit //= 2
+    elif size * type_.dtype.itemsize < LARGE:
+        return False
+    counts = [read.indices for read in reads]
+    return (
+        not is_view
+        and max(counts) > 1
+        and cost * (sum(counts) - 1) <= limit
+        and all(_is_as_wide(read, type_) for read in reads)
+    )
+
+
+def _is_as_wide(read: _Read, type_: TensorType) -> bool:
+    """Whether a reader is elementwise, of no more elements, and in the same block."""
+    own = read.equation
+    return (
+        own is not None
+        and isinstance(own.definition, Pointwise)
+        and not read.outer
+        and not _is_larger(own.results[0].type, type_)
+    )
+
+
+def _writes_over(read: _Read, sources: Collection[Value]) -> bool:
+    """Whether a reader replaces elements of what it would read, so that all of it had
+    to be copied before."""
+    own = None if read.equation is None else read.equation.definition
+    return isinstance(own, Scatter) and own.base in sources
+
+
+def _asks_again(read: _Read, value: Value, cost: Cost, is_view: bool) -> bool:
+    """Whether a reader computes elements several times, or dear ones one by one."""
     if read.equation is None:
         return False
     match read.equation.definition:
@@ -241,7 +283,10 @@ def _asks_again(read: _Read, value: Value, is_view: bool) -> bool:
             result = read.equation.results[0].type
             more = read.indices > 1 and not is_view
             return more or _is_larger(result, value.type)
-        case Prefix() | Compact() | Scatter():
+        case Scatter(base=base, space=space):
+            once = read.indices == 1 and len(space) == value.type.ndim
+            return not once or cost.work > CHEAP or base is value
+        case Prefix() | Compact():
             return True
     return read.indices > 1 and not is_view
 
@@ -288,7 +333,7 @@ class _Inliner:
     def __init__(self, readers: _Readers) -> None:
         self._readers = readers
         self._elements = Substitution()
-        self._costs: dict[Value, int] = {}
+        self._costs: dict[Value, Cost] = {}
         self._made: dict[Value, int] = {}  # how often a deferred value got memory
         self._makers: dict[Value, Equation] = {}  # of deferred values
         self._sources: dict[Value, dict[Value, None]] = {}  # what they read of memory
@@ -333,7 +378,10 @@ class _Inliner:
         cost = self._cost(equation)
         [element] = own.elements
         takes_view = any(map(_takes_matrix, reads))
+        sources = self._read_by(self._readers.orders[equation])
         is_stored = value in keeps or _is_stored(value, cost, reads, is_view)
+        if cost.again > CHEAP and any(_writes_over(read, sources) for read in reads):
+            is_stored = True
         if equation in self._readers.inlining and (is_stored or takes_view):
             [element] = self._elements.of(own.elements)
         if takes_view and (element.op != "element" or condition_of(element)):
@@ -346,7 +394,7 @@ class _Inliner:
         self._costs[value] = cost
         order = self._readers.orders[equation]
         self._elements.add(value, order, is_shared=len(reads) != 1)
-        sources = self._sources[value] = self._read_by(order)
+        self._sources[value] = sources
         for source in sources:
             deferred.setdefault(source, []).append(value)
         if takes_view:
@@ -366,7 +414,7 @@ class _Inliner:
                 found |= self._sources.get(node.attr, {node.attr: None})
         return found
 
-    def _cost(self, equation: Equation) -> int:
+    def _cost(self, equation: Equation) -> Cost:
         order = self._readers.orders[equation]
         cost = own_cost(order)
         if equation not in self._readers.inlining:
@@ -374,7 +422,10 @@ class _Inliner:
         counts = self._readers.counts.get(equation)
         if counts is None:  # of a view, whose reads are those of its readers
             counts, _ = counted_reads(order, self._readers.views)
-        return cost + sum([self._costs.get(v, 0) * n for v, n in counts.items()])
+        for value, n in counts.items():
+            if value in self._costs:
+                cost = cost.plus(self._costs[value], n)
+        return cost
 
     def _other(
         self,

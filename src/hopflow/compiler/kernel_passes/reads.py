@@ -1,12 +1,12 @@
 """Which values an expression reads, at how many indices; and what it costs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hopflow.compiler.kernel_program.definitions import Pointwise, axes
 from hopflow.compiler.kernel_program.program import Value
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Index, index_of
+from hopflow.loop_ir.expr import Expr, Index, condition_of, index_of
 from hopflow.loop_ir.walk import nodes
 
 GATHER: Final = 64
@@ -28,19 +28,55 @@ def weight(node: Expr) -> int:
     return WEIGHTS.get(node.op, 1)
 
 
-def cost(order: Sequence[Expr]) -> int:
-    """About how many instructions nodes are, which come after their operands, and
-    `GATHER` for each read at an index that is read itself."""
-    total, reads = 0, set[Expr]()  # those with a read below them
+class Cost(NamedTuple):
+    """What it costs to compute an element.
+
+    work     about how many instructions
+    gathers  reads at an index that is read itself
+    """
+
+    work: int = 0
+    gathers: int = 0
+
+    @property
+    def again(self) -> int:
+        """What it costs to compute an element once more."""
+        return self.work + GATHER * self.gathers
+
+    def plus(self, other: "Cost", times: int = 1) -> "Cost":
+        """The cost with that of another element, computed so many times."""
+        return Cost(
+            self.work + times * other.work, self.gathers + times * other.gathers
+        )
+
+
+def cost(order: Sequence[Expr]) -> Cost:
+    """The cost of nodes, which come after their operands. The sum of an index and a
+    constant is a part of the address, of reads without a condition."""
+    work, gathers, reads = 0, 0, set[Expr]()  # those with a read below them
+    indices = {
+        i
+        for node in order
+        if node.op == "element" and condition_of(node) is None
+        for i in index_of(node)
+    }
     for node in order:
-        total += WEIGHTS.get(node.op, 1)
+        if node not in indices or not _is_offset(node):
+            work += WEIGHTS.get(node.op, 1)
         if not reads.isdisjoint(node.args):
             reads.add(node)
             if node.op == "element" and not reads.isdisjoint(index_of(node)):
-                total += GATHER
+                gathers += 1
         elif node.op == "element":
             reads.add(node)
-    return total
+    return Cost(work, gathers)
+
+
+def _is_offset(node: Expr) -> bool:
+    """Whether a node is an axis plus or minus a constant."""
+    return (
+        node.op in ("add", "sub") and node.args[0].op == "var" and node.args[1].is_const
+    )
 
 
 def counted_reads(

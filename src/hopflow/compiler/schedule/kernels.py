@@ -1,7 +1,9 @@
 """Loops for definitions: one nest for each, mechanically."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
+from math import prod
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -48,6 +50,8 @@ from hopflow.symbolic.size import Size
 
 LONG_ROW: Final = 32
 """Rows of so many elements at least are worth a loop of their own."""
+VECTOR_ROW: Final = 8
+"""Rows of so many elements are worth it to be gone through as vectors."""
 SHORT_ROW = 16
 """So many sums at least are worth it to read a vector out of order."""
 
@@ -409,26 +413,57 @@ class Kernels:
     # --- prefixes, scatters, libraries ---
 
     def prefix(self, kernel: Prefix) -> None:
-        [type_], [target] = self.types, self.targets()
-        axis, n = kernel.axis, type_.shape[kernel.axis]
-        others = (*type_.shape[:axis], *type_.shape[axis + 1 :])
+        """Element by element along the axis; or row by row, as vectors, with the totals
+        of a row in memory."""
+        [type_] = self.types
+        axis = kernel.axis
+        before, after = type_.shape[:axis], type_.shape[axis + 1 :]
+        if all(isinstance(n, int) for n in after) and prod(after) < VECTOR_ROW:
+            self.b.nest((*before, *after), partial(self._line, kernel))
+            return
+        row_type = TensorType(type_.dtype, after)
+        row = Stored(row_type, self.b.temporary(row_type))
+        self.b.nest(before, partial(self._all_lines, kernel, row))
 
-        def line(at: Index) -> None:
-            total = self.b.declare(self.b.at([kernel.init])[0], "acc")
+    def _line(self, kernel: Prefix, at: Index) -> None:
+        """The prefixes along one line; `at` has no index along the axis."""
+        axis, [target] = kernel.axis, self.targets()
+        total = self.b.declare(self.b.at([kernel.init])[0], "acc")
 
-            def step(position: Index) -> None:
-                k = position[0]
-                if kernel.reverse:
-                    k = e.sub(e.sub(self.b.extent(n), e.index(1)), k)
-                i = (*at[:axis], k, *at[axis:])
-                given = [e.read(total), *self.b.at([kernel.element], i)]
-                value = self.b.let(self.b.call(kernel.combine, given)[0])
-                self.b.assign(total, value)
-                self.b.store(target, i, value)
+        def step(position: Index) -> None:
+            i = (*at[:axis], self._step_of(kernel, position[0]), *at[axis:])
+            total_of = [e.read(total), *self.b.at([kernel.element], i)]
+            value = self.b.let(self.b.call(kernel.combine, total_of)[0])
+            self.b.assign(total, value)
+            self.b.store(target, i, value)
 
-            self.b.nest((n,), step, independent=False)
+        self.b.nest((self.types[0].shape[axis],), step, independent=False)
 
-        self.b.nest(others, line)
+    def _all_lines(self, kernel: Prefix, row: Stored, before: Index) -> None:
+        """The prefixes of all lines that differ in the axes after the axis."""
+        b, after, [target] = self.b, row.type.shape, self.targets()
+        b.nest(after, lambda j: b.store(row, j, b.at([kernel.init])[0]))
+
+        def step(position: Index) -> None:
+            k = self._step_of(kernel, position[0])
+
+            def element(j: Index) -> None:
+                i = (*before, k, *j)
+                total_of = [row.read(j), *b.at([kernel.element], i)]
+                value = b.let(b.call(kernel.combine, total_of)[0])
+                b.store(row, j, value)
+                b.store(target, i, value)
+
+            b.nest(after, element)
+
+        b.nest((self.types[0].shape[kernel.axis],), step, independent=False)
+
+    def _step_of(self, kernel: Prefix, step: Expr) -> Expr:
+        """The index along the axis of a step."""
+        if not kernel.reverse:
+            return step
+        n = self.b.extent(self.types[0].shape[kernel.axis])
+        return e.sub(e.sub(n, e.index(1)), step)
 
     def compact(self, kernel: Compact) -> None:
         """Each position is stored where the next one goes, and stays if it is kept: the
@@ -461,51 +496,63 @@ class Kernels:
         if not is_small(type_):
             [target] = self.targets()
             self.b.fill(base, target)
-            self._write_updates(kernel, target, independent=self._is_injective(kernel))
+            self._write_updates(kernel, target, self._window(kernel))
             return
         # Through memory, which LLVM turns into registers where positions are known.
         target = Stored(type_, self.b.temporary(type_))
         self.b.fill(base, target)
-        self._write_updates(kernel, target, independent=False)
+        self._write_updates(kernel, target, len(kernel.space))
         elements = [self.b.let(target.read(at)) for at in indices_of(type_)]
         self.registers([elements])
 
-    def _write_updates(
-        self, kernel: Scatter, target: Stored, *, independent: bool
-    ) -> None:
-        def update(u: Index) -> None:
-            def write() -> None:
-                *position, value = self.b.at([*kernel.position, kernel.value], u)
-                at = tuple(position)
-                if kernel.combine is not None:
-                    given = [target.read(at), value]
-                    [value] = self.b.call(kernel.combine, given)
-                self.b.store(target, at, value)
+    def _write_updates(self, kernel: Scatter, target: Stored, window: int) -> None:
+        """Write the updates, in order but for those of the axes from `window` on."""
+        b, space, keep = self.b, kernel.space, kernel.keep
 
-            if kernel.keep is None:
-                write()
+        def write(u: Index) -> None:
+            *position, value = b.at([*kernel.position, kernel.value], u)
+            at = tuple(position)
+            if kernel.combine is not None:
+                [value] = b.call(kernel.combine, [target.read(at), value])
+            b.store(target, at, value)
+
+        def update(outer: Index) -> None:
+            def kept() -> None:
+                b.nest(space[window:], lambda inner: write((*outer, *inner)))
+
+            if keep is None:
+                kept()
                 return
-            with self.b.into([]) as kept:
-                write()
-            self.b.add(If(self.b.at([kernel.keep], u)[0], kept))
+            with b.into([]) as body:
+                kept()
+            b.add(If(b.at([keep], (*outer, *axes(len(space))[window:]))[0], body))
 
-        self.b.nest(kernel.space, update, independent=independent)
+        if window:
+            b.nest(space[:window], update, independent=False)
+        else:
+            b.nest(space, write)
 
-    def _is_injective(self, kernel: Scatter) -> bool:
-        """Whether updates go to different positions: each axis of the space moves one
-        coordinate by steps of one (`dynamic_update_slice`)."""
-        if kernel.combine is not None or kernel.keep is not None:
-            return False
+    def _window(self, kernel: Scatter) -> int:
+        """The first of the last axes of the space whose updates go to different
+        positions: each moves one coordinate by steps of one."""
         u = axes(len(kernel.space))
         position = self.b.at(kernel.position, u)
-        for axis, var in enumerate(u):
-            size = kernel.space[axis]
-            if is_one(size):
-                continue
-            moved = [p for p in position if any(n is var for n in nodes(p))]
-            if len(moved) != 1 or not _is_shift(moved[0], var):
-                return False
-        return True
+        if kernel.keep is None:
+            kept: list[Expr] = []
+        else:
+            kept = nodes(*self.b.at([kernel.keep], u))
+        window = len(u)
+        while window:
+            var, size = u[window - 1], kernel.space[window - 1]
+            if any(n is var for n in kept):
+                break
+            if not is_one(size):
+                moved = [p for p in position if any(n is var for n in nodes(p))]
+                if len(moved) != 1 or not _is_shift(moved[0], var):
+                    break
+                position.remove(moved[0])  # no other axis is to move it
+            window -= 1
+        return window
 
     # --- calls ---
 
