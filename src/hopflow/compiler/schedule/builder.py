@@ -19,6 +19,7 @@ from hopflow.compiler.memory.live_ranges import Scope
 from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.compiler.schedule.sizes import computed
 from hopflow.compiler.schedule.values import Place, Registers, Stored
+from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
@@ -28,10 +29,8 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import (
     SERIAL,
-    Accumulate,
     Allocate,
     Assign,
-    Binding,
     Copy,
     Declare,
     DerivedSize,
@@ -51,7 +50,6 @@ from hopflow.symbolic.terms import Terms
 UNROLL = 16
 """Loops of at most so many steps in all are written out, if they are too narrow for
 vectors."""
-_VECTOR_STATEMENTS = (Let, Store, Accumulate)
 
 
 class Builder:
@@ -375,27 +373,8 @@ class Builder:
 
     def for_(self, var: Var, extent: Expr, body: list[Stmt], independent: bool) -> None:
         """A loop; as vectors where its body is straight and its axis independent."""
-        binding = self._vector(extent, body) if independent else SERIAL
+        binding = vector_binding(extent, body, self.target) if independent else SERIAL
         self.add(For(var, extent, body, independent, binding))
-
-    def _vector(self, extent: Expr, body: list[Stmt]) -> Binding:
-        if not body or not all(isinstance(s, _VECTOR_STATEMENTS) for s in body):
-            return SERIAL
-        reductions = [s for s in body if isinstance(s, Accumulate)]
-        # Of sums of floats by their own dtypes: the width is the tree of the sum.
-        sums = [s for s in reductions if s.value.dtype.kind == "f"]
-        narrow = not reductions and all(map(_is_narrow, body))
-        width = min(
-            self.target.vector_width(
-                s.value.dtype, reduces=bool(reductions), narrow=narrow
-            )
-            for s in sums or body
-            if isinstance(s, _VECTOR_STATEMENTS)
-        )
-        if extent.is_const:
-            while width > 1 and width > extent.attr:
-                width //= 2
-        return Binding("vector", width) if width > 1 else SERIAL
 
     # --- values ---
 
@@ -528,24 +507,3 @@ class Builder:
     def store(self, target: Stored, at: Index, value: Expr) -> None:
         """Write one element of a value."""
         self.add(Store(target.buffer, target.index(at), value))
-
-
-def _is_narrow(statement: Stmt) -> bool:
-    """Whether a statement computes with integers of at most 16 bits alone, beside the
-    indices of what it reads in rows."""
-    pending = [statement.value] if isinstance(statement, _VECTOR_STATEMENTS) else []
-    seen: set[Expr] = set()
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.dtype.kind == "f" or node.dtype.bits > 16:
-            return False
-        if node.op != "load":
-            pending += node.args
-        elif e.condition_of(node) is not None or any(
-            x.op == "load" for x in nodes(*node.args)
-        ):
-            return False
-    return True

@@ -8,7 +8,8 @@
 Two independent loops are merged when each iteration of the second needs of the first at
 most what the same iteration made: all accesses to a buffer that either writes and the
 other touches have the loop's own index at one common axis. A merged loop reads what was
-just written from cache or registers, and costs the code generator one loop less.
+just written from cache or registers, and costs the code generator one loop less. A loop
+that computes a number for each row joins a loop over the rows, and is no vector then.
 """
 
 from functools import partial
@@ -17,12 +18,25 @@ from typing import Final, TypeAlias
 from hopflow.compiler.schedule.summary import Summaries, Summary, reads
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
-from hopflow.loop_ir.program import Allocate, Binding, Declare, For, Let, Stmt
+from hopflow.loop_ir.program import (
+    SERIAL,
+    Accumulate,
+    Allocate,
+    Binding,
+    Declare,
+    For,
+    Let,
+    Stmt,
+)
 from hopflow.loop_ir.walk import bodies, replace, same
 
 LARGEST: Final = 600
 """Instructions in a merged iteration. LLVM's time grows faster than the body, and the
 caches gain nothing from more."""
+OF_A_ROW: Final = 64
+"""Instructions that may be computed for each row, and not as vectors of rows."""
+LONG_ROW: Final = 64
+"""The elements of a row beside which those are few."""
 _CROSSED: Final = (Let, Declare, Allocate)
 """What may stand between two loops, and then goes before both."""
 
@@ -82,15 +96,14 @@ def _absorb(
         isinstance(first, For)
         and first.independent
         and second.independent
-        and first.binding.kind == second.binding.kind
         and same(first.extent, second.extent)
     ):
         return False
     ours, theirs = known.of(first), known.of(second)
     if ours.size + theirs.size > LARGEST or not _are_independent(ours, theirs):
         return False
-    width = _width(first, ours, second, theirs)
-    if width is None:
+    binding = _binding(first, ours, second, theirs)
+    if binding is None:
         return False
     changed = ours.changed
     earlier: list[Stmt] = []
@@ -106,7 +119,6 @@ def _absorb(
     moved = {s.var for s in later if isinstance(s, Let | Declare)}
     if changed & theirs.read or moved & theirs.changed:
         return False
-    binding = Binding(first.binding.kind, width)
     loop = For(first.var, first.extent, first.body + second.body, True, binding)
     ours.join(theirs)
     known.set(loop, ours)
@@ -129,14 +141,35 @@ def _are_independent(first: Summary, second: Summary) -> bool:
     return all(first.axes[b] & second.axes[b] for b in shared)
 
 
-def _width(first: For, ours: Summary, second: For, theirs: Summary) -> int | None:
-    """The lanes of both loops in one; None: there is no width for both."""
+def _binding(first: For, ours: Summary, second: For, theirs: Summary) -> Binding | None:
+    """The binding of both loops in one; None: there is none for both."""
+    kinds = first.binding.kind, second.binding.kind
+    if kinds == ("vector", "vector"):
+        return _vector(first, ours, second, theirs)
+    if kinds[0] == kinds[1]:
+        return first.binding
+    if "vector" not in kinds or SERIAL.kind not in kinds:
+        return None
+    rows, numbers, size = first, second, theirs.size
+    if kinds[0] == "vector":
+        rows, numbers, size = second, first, ours.size
+    sums = any(isinstance(s, Accumulate) for s in numbers.body)
+    return None if sums or size > OF_A_ROW or not _has_long(rows) else SERIAL
+
+
+def _has_long(rows: For) -> bool:
+    """Whether there are long loops in a loop: a number for each row costs little then,
+    though it is no vector, and the row is still in the cache."""
+    inner = [s for s in rows.body if isinstance(s, For)]
+    return any(not s.extent.is_const or s.extent.attr >= LONG_ROW for s in inner)
+
+
+def _vector(first: For, ours: Summary, second: For, theirs: Summary) -> Binding | None:
+    """The lanes of both loops in one."""
     widths = first.binding.width, second.binding.width
     fixed = {
         width
         for width, summary in zip(widths, (ours, theirs), strict=True)
         if any(var.dtype.kind == "f" for var in summary.changed)
     }
-    if len(fixed) > 1:
-        return None
-    return min(fixed or widths)
+    return None if len(fixed) > 1 else Binding("vector", min(fixed or widths))

@@ -33,6 +33,7 @@ from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.schedule.compared_passes import ComparedPasses
+from hopflow.compiler.schedule.contract import contract
 from hopflow.compiler.schedule.gangs import gangs
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.loops import loops
@@ -156,6 +157,8 @@ def _loops(
     for run in LOOP_PASSES:
         with passing(run.__name__, name, text):
             run(made[0].body)
+    with passing("contract", name, text):
+        contract(made[0], target)
     with passing("gangs", name, text):
         gangs(made[0].body, target)
     return made[0]

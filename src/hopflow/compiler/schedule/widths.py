@@ -1,0 +1,56 @@
+"""How many iterations of a straight loop one vector holds."""
+
+from collections.abc import Sequence
+
+from hopflow.compiler.target import Target
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.program import SERIAL, Accumulate, Binding, Let, Stmt, Store
+from hopflow.loop_ir.walk import nodes
+
+_STRAIGHT = (Let, Store, Accumulate)
+
+
+def vector_binding(extent: Expr, body: Sequence[Stmt], target: Target) -> Binding:
+    """The binding of an independent loop: as vectors where its body is straight.
+
+    What is stored decides: a `Let` of a wider dtype takes several registers, as a part
+    of an expression does.
+    """
+    straight = [s for s in body if isinstance(s, _STRAIGHT)]
+    if not straight or len(straight) < len(body):
+        return SERIAL
+    reductions = [s for s in straight if isinstance(s, Accumulate)]
+    # Of sums of floats by their own dtypes: the width is the tree of the sum.
+    sums = [s for s in reductions if s.value.dtype.kind == "f"]
+    results = [s for s in straight if not isinstance(s, Let)]
+    narrow = not reductions and all(map(_is_narrow, straight))
+    width = min(
+        target.vector_width(s.value.dtype, reduces=bool(reductions), narrow=narrow)
+        for s in sums or results or straight
+    )
+    if extent.is_const:
+        while width > 1 and width > extent.attr:
+            width //= 2
+    return Binding("vector", width) if width > 1 else SERIAL
+
+
+def _is_narrow(statement: Let | Store | Accumulate) -> bool:
+    """Whether a statement computes with integers of at most 16 bits alone, beside the
+    indices of what it reads in rows."""
+    pending = [statement.value]
+    seen: set[Expr] = set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.dtype.kind == "f" or node.dtype.bits > 16:
+            return False
+        if node.op != "load":
+            pending += node.args
+        elif e.condition_of(node) is not None or any(
+            x.op == "load" for x in nodes(*node.args)
+        ):
+            return False
+    return True

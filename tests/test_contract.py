@@ -1,0 +1,261 @@
+"""Which buffers become values or single rows, and which keep all of their memory."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.compiler import pipeline
+from hopflow.compiler.cpu.target import host
+from hopflow.compiler.schedule import schedule
+from hopflow.compiler.schedule.contract import contract
+from hopflow.dtypes import float64, int64
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.interpreter import run
+from hopflow.loop_ir.printer import format_program
+from hopflow.loop_ir.program import (
+    Assign,
+    Copy,
+    Declare,
+    For,
+    If,
+    Program,
+    Stmt,
+    Store,
+)
+from hopflow.loop_ir.verifier import verify
+
+N = 8
+
+
+class Parts:
+    """The buffers and variables of a program of one or two loops."""
+
+    def __init__(self) -> None:
+        extents = (e.index(N), e.index(N))
+        self.x = Buffer("x", float64, extents, "input")
+        self.out = Buffer("out", float64, extents, "output")
+        self.row = Buffer("b", float64, extents[:1], "arena")
+        self.rows = Buffer("b", float64, extents, "arena")
+        self.i, self.j, self.k = (Var(name, int64) for name in "ijk")
+
+    @property
+    def at(self) -> tuple[Expr, Expr]:
+        return e.read(self.i), e.read(self.j)
+
+    def program(self, buffer: Buffer, body: list[Stmt]) -> Program:
+        return Program("f", [], [self.x], [self.out], [buffer], [], body, [])
+
+
+def over(var: Var, body: list[Stmt], *, independent: bool = True) -> For:
+    return For(var, e.index(N), body, independent)
+
+
+def contracted(program: Program) -> Program:
+    """The program after the pass, whose results are the same."""
+    x = np.random.default_rng(0).normal(size=(N, N))
+    before = run(program, (), [x])
+    contract(program, host())
+    verify(program)
+    for found, want in zip(run(program, (), [x]), before, strict=True):
+        np.testing.assert_array_equal(found, want)
+    return program
+
+
+def _value(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    i, j = p.at
+    inner = [
+        Store(p.row, (j,), e.mul(e.load(p.x, (i, j)), e.const(2.0, float64))),
+        Store(p.out, (i, j), e.add(e.load(p.row, (j,)), e.load(p.row, (j,)))),
+    ]
+    return p.row, [over(p.i, [over(p.j, inner)])]
+
+
+def _twice(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """A second store to the same buffer is another value."""
+    i, j = p.at
+    inner: list[Stmt] = [
+        Store(p.row, (j,), e.load(p.x, (i, j))),
+        Store(p.row, (j,), e.add(e.load(p.row, (j,)), e.load(p.row, (j,)))),
+        Store(p.out, (i, j), e.load(p.row, (j,))),
+    ]
+    return p.row, [over(p.i, [over(p.j, inner)])]
+
+
+def _carried(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """A step reads what the one before has written."""
+    i, j = p.at
+    inner: list[Stmt] = [
+        Store(p.out, (i, j), e.load(p.row, (j,))),
+        Store(p.row, (j,), e.load(p.x, (i, j))),
+    ]
+    start: list[Stmt] = [Store(p.row, (e.read(p.k),), e.const(0.0, float64))]
+    return p.row, [over(p.k, start), over(p.i, [over(p.j, inner)], independent=False)]
+
+
+def _elsewhere(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """An iteration reads what another one has written."""
+    i, j = p.at
+    last = e.sub(e.index(N - 1), j)
+    return p.row, [
+        over(
+            p.i,
+            [
+                over(
+                    p.k, [Store(p.row, (e.read(p.k),), e.load(p.x, (i, e.read(p.k))))]
+                ),
+                over(p.j, [Store(p.out, (i, j), e.load(p.row, (last,)))]),
+            ],
+            independent=False,
+        )
+    ]
+
+
+def _under_a_test(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """What is written under a test may be older where it is read."""
+    i, j = p.at
+    test = e.compare("lt", i, e.index(4))
+    inner: list[Stmt] = [
+        If(test, [Store(p.row, (j,), e.load(p.x, (i, j)))]),
+        Store(p.out, (i, j), e.load(p.row, (j,))),
+    ]
+    return p.row, [over(p.i, [over(p.j, inner)], independent=False)]
+
+
+def _copied(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    i, j = p.at
+    store = Store(p.rows, (i, j), e.load(p.x, (i, j)))
+    return p.rows, [over(p.i, [over(p.j, [store])]), Copy(p.out, p.rows)]
+
+
+def _moving(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """The index has changed between the store and the load."""
+    i, j = p.at
+    at = Var("at", int64)
+    inner: list[Stmt] = [
+        Declare(at, j),
+        Store(p.row, (e.read(at),), e.load(p.x, (i, j))),
+        Assign(at, e.sub(e.index(N - 1), j)),
+        Store(p.out, (i, j), e.load(p.row, (e.read(at),))),
+    ]
+    start: list[Stmt] = [Store(p.row, (e.read(p.k),), e.const(0.0, float64))]
+    steps = over(p.i, [over(p.j, inner, independent=False)], independent=False)
+    return p.row, [over(p.k, start), steps]
+
+
+def _rows(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    i, j = p.at
+    k, last = e.read(p.k), e.sub(e.index(N - 1), j)
+    body: list[Stmt] = [
+        over(p.k, [Store(p.rows, (i, k), e.load(p.x, (i, k)))]),
+        over(p.j, [Store(p.out, (i, j), e.load(p.rows, (i, last)))]),
+    ]
+    return p.rows, [over(p.i, body)]
+
+
+def _history(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """Rows that earlier steps have written are read by later ones."""
+    step, i = Var("step", int64), e.read(p.i)
+    t, first = e.read(step), e.index(0)
+    body: list[Stmt] = [
+        Store(p.rows, (i, t), e.load(p.x, (i, t))),
+        Store(p.out, (i, t), e.load(p.rows, (i, first))),
+    ]
+    return p.rows, [over(step, [over(p.i, body)], independent=False)]
+
+
+def _read_first(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """What the first step writes is read by the others, before they write it."""
+    step, i, j = Var("step", int64), *p.at
+    later = e.compare("ne", e.read(step), e.index(0))
+    body: list[Stmt] = [
+        If(
+            later,
+            [
+                over(
+                    p.k,
+                    [Store(p.out, (i, e.read(p.k)), e.load(p.rows, (i, e.read(p.k))))],
+                )
+            ],
+        ),
+        over(p.j, [Store(p.rows, (i, j), e.load(p.x, (i, j)))]),
+    ]
+    return p.rows, [over(step, [over(p.i, body)], independent=False)]
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (_value, None),
+        (_twice, None),
+        (_carried, (N,)),
+        (_elsewhere, (N,)),
+        (_under_a_test, (N,)),
+        (_copied, (N, N)),
+        (_moving, (N,)),
+        (_rows, (N,)),
+        (_history, (N, N)),
+        (_read_first, (N, N)),
+    ],
+    ids=lambda x: x.__name__ if callable(x) else str(x),
+)
+def test_memory_that_only_one_iteration_needs_is_a_row_or_a_value(
+    make: Callable[[Parts], Any], shape: tuple[int, ...] | None
+) -> None:
+    parts = Parts()
+    program = contracted(parts.program(*make(parts)))
+    found = [tuple(n.attr for n in b.shape) for b in program.arena]
+    assert found == ([] if shape is None else [shape]), format_program(program)
+
+
+def test_a_value_of_a_loop_that_became_wider_takes_several_registers() -> None:
+    """The bits of a draw are 64 for each float of 32: the floats decide the width."""
+
+    def f(x: Any) -> Any:
+        wide = hf.astype(x, hf.int64) * 3
+        return hf.astype(wide ^ (wide >> 3), hf.float32) + x
+
+    jitted = hf.jit(lambda x: (f(x), hf.sin(f(x))))
+    x = np.arange(100, dtype=np.float32)
+    found = jitted(x)
+    with hf.debug():
+        want = f(hf.asarray(x))
+    np.testing.assert_array_equal(found[0], np.asarray(want))
+    assert "in arena" not in jitted.loop_ir
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_normalised_layer_is_one_loop_over_its_rows(dynamic: bool) -> None:
+    def layer(x: Any) -> Any:
+        centred = x - hf.mean(x, axis=1, keepdims=True)
+        return centred / hf.sqrt(hf.mean(centred**2, axis=1, keepdims=True) + 1e-5)
+
+    x = np.random.default_rng(0).normal(size=(33, 129))
+    jitted = hf.jit(layer, dynamic=dynamic)
+    with hf.debug():
+        want = layer(hf.asarray(x))
+    np.testing.assert_allclose(jitted(x), np.asarray(want), rtol=1e-12)
+    loops = [s for s in jitted.loop_ir.splitlines() if s.startswith("    for ")]
+    assert len(loops) == 1
+    assert not re.search(r"\[(33|s0)[^\n]*in arena", jitted.loop_ir)
+
+
+def test_bits_are_those_without_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Any, mask: Any) -> Any:
+        e = hf.exp(x - hf.max(x, axis=-1, keepdims=True))
+        p = e / hf.sum(e, axis=-1, keepdims=True)
+        rolled = hf.roll(p * 3.0 + 1.0, 1, axis=1) - hf.roll(p * 3.0 + 1.0, 1, axis=0)
+        return hf.where(mask, rolled, p), hf.cumulative_sum(rolled, axis=0)
+
+    x = np.random.default_rng(0).normal(size=(37, 70)).astype(np.float32)
+    args = x, x > 0
+    found = [np.asarray(y).tobytes() for y in hf.jit(f)(*args)]
+    monkeypatch.setattr(schedule, "contract", lambda program, target: None)
+    pipeline.clear_cache()
+    plain = [np.asarray(y).tobytes() for y in hf.jit(f)(*args)]
+    pipeline.clear_cache()
+    assert found == plain
