@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.compiler.cpu.target import host
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.dtypes import float64, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.program import For, Stmt, Store
+from hopflow.loop_ir.program import For, Program, Stmt, Store
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -71,7 +72,7 @@ def test_rows_that_are_more_in_each_step_stay_inside_the_steps(count: str) -> No
     }[count]
     rows = For(row, extent, [doubled], independent=True)
     body: list[Stmt] = [For(step, e.index(9), [rows])]
-    move_steps_inside(body)
+    move_steps_inside(Program("f", [], [], [], [], [], body, []), host())
     [outer] = body
     assert isinstance(outer, For)
     assert (outer.var is step) == (count != "fixed")

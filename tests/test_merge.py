@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.compiler.cpu.target import host
 from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.dtypes import float32, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.program import For, Stmt, Store
+from hopflow.loop_ir.program import For, Program, Stmt, Store
 
 N = e.index(8)
 A, B, C = (Buffer(name, float32, (N, N), "arena") for name in "abc")
@@ -45,26 +46,29 @@ def test_loops_merge_if_each_iteration_needs_of_the_other_loop_its_own(
     first: tuple[str, str], second: tuple[str, str], together: bool
 ) -> None:
     body: list[Stmt] = [loop(B, A, *first), loop(C, B, *second)]
-    merge(body)
+    merge(Program("f", [], [], [], [], [], body, []), host())
     assert len(body) == (1 if together else 2)
 
 
 @pytest.mark.parametrize("more", [{"extent": e.index(7)}, {"independent": False}])
 def test_loops_of_another_space_stay_apart(more: Any) -> None:
     body: list[Stmt] = [loop(B, A, "i0", "i0"), loop(C, A, "i0", "i0", **more)]
-    merge(body)
+    merge(Program("f", [], [], [], [], [], body, []), host())
     assert len(body) == 2
 
 
 def test_a_buffer_is_gone_through_by_the_axes_that_all_accesses_share() -> None:
     one, other = loop(B, A, "i0", "ii"), loop(B, A, "ii", "0i")
     both = For(one.var, N, [*one.body], True)
-    assert Summary.of(both).axes == {A: {0, 1}, B: {0}}
-    assert Summary.of(other).axes == {A: {1}, B: {0, 1}}
+    assert Summary.of(both).axes == {A: {(0, 0), (1, 0)}, B: {(0, 0)}}
+    assert Summary.of(other).axes == {A: {(1, 0)}, B: {(0, 0), (1, 0)}}
     [store] = other.body
     i = e.read(other.var)
     crossed = For(other.var, N, [store, Store(B, (i, ZERO), e.load(A, (i, ZERO)))])
-    assert Summary.of(crossed).axes == {A: set(), B: {0}}
+    assert Summary.of(crossed).axes == {A: set(), B: {(0, 0)}}
+    later = (e.add(i, e.index(1)), ZERO)
+    shifted = For(other.var, N, [Store(B, later, e.load(A, later))])
+    assert Summary.of(shifted).axes == {A: {(0, 1)}, B: {(0, 1)}}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

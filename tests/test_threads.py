@@ -1,4 +1,4 @@
-"""Loops over examples, spread over threads: results, traps, interrupts."""
+"""Loops over examples, and long ones, over threads: results, traps, interrupts."""
 
 import os
 import signal
@@ -77,6 +77,43 @@ def test_results_do_not_depend_on_the_number_of_threads(run: Any) -> None:
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
     assert "threads independent" in jitted.loop_ir
+
+
+LONG: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "elements": (lambda x: hf.exp(hf.sin(x)) * 2.0 + 1.0, (1_000_003,)),
+    "a plane": (lambda x: hf.sin(x)[1:, 1:] - hf.cos(x)[:-1, :-1], (1201, 1003)),
+    "rows": (lambda x: x / hf.sum(hf.exp(x), axis=1, keepdims=True), (1201, 1003)),
+    "in place": (
+        lambda x: hf.fori_loop(0, 3, lambda _, c: hf.cos(c) * 0.5 + c, x),
+        (1_000_003,),
+    ),
+    "rolled": (lambda x: hf.tanh(hf.roll(hf.exp(x), 3) - x), (1_000_003,)),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_loops_of_elements_have_the_same_bits_on_several_threads(
+    name: str,
+) -> None:
+    f, shape = LONG[name]
+    x = np.random.default_rng(0).normal(size=shape)
+    jitted, found = hf.jit(f), []
+    for count in COUNTS:
+        hf.config.num_threads = count
+        found.append(np.asarray(jitted(x)).tobytes())
+    assert len(set(found)) == 1
+    assert "threads independent" in jitted.loop_ir
+    with hf.debug():
+        want = f(hf.asarray(x))
+    np.testing.assert_allclose(jitted(x), np.asarray(want), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("f", [hf.sin, lambda x: hf.sum(hf.exp(x))])
+def test_short_loops_and_sums_have_one_thread(f: Any) -> None:
+    """The tree of a sum of floats does not depend on the threads that there are."""
+    jitted = hf.jit(f)
+    jitted(np.zeros(10_000 if f is hf.sin else 2_000_000, np.float32))
+    assert "threads" not in jitted.loop_ir
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 7])

@@ -159,7 +159,8 @@ class Config:
     recompile_limit     how often a jitted function may be compiled again before a
                         RecompileLimitError; None: without limit
     num_threads         the threads that share the batch elements of a `map` or `vmap`
-                        whose body has loops; results do not depend on it
+                        whose body has loops, and the elements of long loops; results do
+                        not depend on it
 
     Raises:
         ArgumentTypeError, ArgumentValueError: the new value has another type, or is out
@@ -198,7 +199,7 @@ class Config:
 
     @property
     def num_threads(self) -> int:
-        """The threads that share the batch elements of a `map` or `vmap`."""
+        """The threads that share batch elements, and elements of long loops."""
         return self.threads.value
 
     @num_threads.setter

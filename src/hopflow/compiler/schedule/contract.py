@@ -203,7 +203,7 @@ def _drop_rows(program: Program, candidates: set[Buffer]) -> None:
             for buffer in candidates.intersection(own):
                 rows = axes.get(buffer)
                 if rows and uses[buffer] == own[buffer] and _is_fresh(buffer, loop):
-                    _drop_axis(buffer, min(rows), loop)
+                    _drop_axis(buffer, min(rows)[0], loop)
         pending += [s for t in loop.body for s in _next(t)]
 
 

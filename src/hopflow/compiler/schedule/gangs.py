@@ -48,6 +48,7 @@ from hopflow.loop_ir.program import (
     For,
     If,
     Let,
+    Program,
     Stmt,
     Store,
     Swap,
@@ -75,10 +76,10 @@ _WHOLE = (Copy, Swap)
 """Those that become loops over short arrays, which lanes may run."""
 
 
-def gangs(body: list[Stmt], target: Target) -> None:
-    """Bind such loops in a list of statements, and in all lists within it, in place."""
-    named = cache(lambda: uses(body))
-    pending = [body]
+def gangs(program: Program, target: Target) -> None:
+    """Bind such loops of a program, in place."""
+    named = cache(lambda: uses(program.body))
+    pending = [program.body]
     while pending:
         one = pending.pop()
         for k, s in enumerate(one):

@@ -7,12 +7,13 @@ stay in the first-level cache meanwhile; else every step would read and write me
 
 from collections.abc import Iterable
 
-from hopflow import dtypes
+from hopflow.compiler.schedule.blocks import block_of, over_blocks
 from hopflow.compiler.schedule.summary import Summary, reads
-from hopflow.loop_ir import expr as e
+from hopflow.compiler.schedule.threads import THREADS, writes_rows
+from hopflow.compiler.target import Target
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.program import SERIAL, For, Stmt, Store, While
-from hopflow.loop_ir.walk import bodies, replace, statements
+from hopflow.loop_ir.program import SERIAL, Binding, For, Program, Stmt, Store, While
+from hopflow.loop_ir.walk import bodies, statements
 
 CACHE = 1 << 14
 """Bytes of the rows that go through all steps together."""
@@ -20,16 +21,25 @@ LARGE = 1 << 18
 """Bytes of arrays that do not fit where one step could find what the last one left."""
 
 
-def move_steps_inside(body: list[Stmt]) -> None:
-    """Exchange such loops in a list of statements, and in all lists within it."""
+def move_steps_inside(program: Program, _target: Target) -> None:
+    """Exchange such loops in a program, in place."""
+    _exchange(program.body, THREADS)
+
+
+def _exchange(body: list[Stmt], binding: Binding) -> None:
+    """
+    Args:
+        binding: Of loops over blocks that write elements of their own.
+    """
     for k, statement in enumerate(body):
+        alone = isinstance(statement, For) and statement.independent
         for inner in bodies(statement):
-            move_steps_inside(inner)
-        if isinstance(statement, For) and not statement.independent:
-            body[k] = _exchanged(statement) or statement
+            _exchange(inner, SERIAL if alone else binding)
+        if isinstance(statement, For) and not alone:
+            body[k] = _exchanged(statement, binding) or statement
 
 
-def _exchanged(steps: For) -> For | None:
+def _exchanged(steps: For, binding: Binding) -> For | None:
     """Blocks of rows outside, steps, and the rows of a block inside; if that pays."""
     if len(steps.body) != 1:
         return None
@@ -43,22 +53,11 @@ def _exchanged(steps: For) -> For | None:
         return None
     if reads(rows, {steps.var}, summary.stored):
         return None
-    number = Var(f"{rows.var.name}_block", dtypes.int64)
-    inner = Var(f"{rows.var.name}_row", dtypes.int64)
-    first = e.mul(e.read(number), e.index(block))
-    position = e.add(first, e.read(inner))
-
-    def moved(node: Expr) -> Expr | None:
-        return position if node.op == "var" and node.attr is rows.var else None
-
-    for statement in statements(rows.body):
-        replace(statement, moved)
-    extent = e.index(block)
-    if not count.is_const or count.attr % block:
-        extent = e.binary("min", extent, e.sub(count, first))
-    steps.body = [For(inner, extent, rows.body, True, rows.binding)]
-    blocks = e.div(e.add(count, e.index(block - 1)), e.index(block))
-    return For(number, blocks, [steps], True, SERIAL)
+    if not writes_rows(rows):
+        binding = SERIAL
+    number, inner = block_of(rows, block)
+    steps.body = [inner]
+    return over_blocks(number, rows, block, [steps], binding)
 
 
 def _block(count: Expr, size: int, width: int) -> int:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from hopflow.compiler.schedule.summary import Summaries, Summary, reads
+from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.program import (
@@ -26,6 +27,7 @@ from hopflow.loop_ir.program import (
     Declare,
     For,
     Let,
+    Program,
     Stmt,
 )
 from hopflow.loop_ir.walk import bodies, replace, same
@@ -45,11 +47,11 @@ _Names: TypeAlias = dict[Var, Expr]
 """By the variable of a loop that was merged, that of the loop that it is in."""
 
 
-def merge(body: list[Stmt]) -> None:
-    """Merge loops in a list of statements, and in all lists within it, in place."""
+def merge(program: Program, _target: Target) -> None:
+    """Merge loops of a program, in place."""
     known = Summaries()
     names: dict[Stmt, _Names] = {}  # for a statement, and what is in it
-    pending: list[tuple[list[Stmt], _Names]] = [(body, {})]
+    pending: list[tuple[list[Stmt], _Names]] = [(program.body, {})]
     while pending:
         one, around = pending.pop()
         merged: list[Stmt] = []

@@ -44,7 +44,7 @@ from hopflow.config import config
 from hopflow.graph.types import same_type
 from hopflow.logs import passing
 from hopflow.loop_ir.printer import format_program
-from hopflow.loop_ir.program import Program, Stmt
+from hopflow.loop_ir.program import Program
 
 KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     carries,
@@ -64,10 +64,12 @@ MEMORY_PASSES: Final[tuple[Callable[[MemoryPlan], None], ...]] = (
     in_place,
     short_circuit,
 )
-LOOP_PASSES: Final[tuple[Callable[[list[Stmt]], None], ...]] = (
+LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     merge,
     move_steps_inside,
     bind_threads,
+    contract,
+    gangs,
 )
 
 
@@ -156,11 +158,7 @@ def _loops(
         made.append(loops(plan, target, functions, layouts))
     for run in LOOP_PASSES:
         with passing(run.__name__, name, text):
-            run(made[0].body)
-    with passing("contract", name, text):
-        contract(made[0], target)
-    with passing("gangs", name, text):
-        gangs(made[0].body, target)
+            run(made[0], target)
     return made[0]
 
 

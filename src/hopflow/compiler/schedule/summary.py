@@ -36,8 +36,10 @@ from hopflow.loop_ir.walk import bodies, expressions, named, nodes
 _ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
 
 
-_At: TypeAlias = tuple[Buffer, list[tuple[Var, int]]]
-"""An access: the buffer, and the variables that are the index along an axis."""
+_Row: TypeAlias = tuple[int, int]
+"""Where the index of a loop stands: the axis, and what is added to the index."""
+_At: TypeAlias = tuple[Buffer, list[tuple[Var, _Row]]]
+"""An access: the buffer, and the variables that are indices along its axes."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class Summary:
     touched: set[Buffer] = field(default_factory=set)
     at: list[_At] = field(default_factory=list)
     is_ordered: bool = False
-    _axes: dict[Buffer, set[int]] = field(default_factory=dict)
+    _axes: dict[Buffer, set[_Row]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, loop: For) -> "Summary":
@@ -76,13 +78,13 @@ class Summary:
         return self.assigned - self.declared
 
     @property
-    def axes(self) -> dict[Buffer, set[int]]:
+    def axes(self) -> dict[Buffer, set[_Row]]:
         """Of each buffer, but of those that functions and Python are given, the axes at
-        which the loop's own index always stands: iteration i touches only
-        `[..., i, ...]`."""
+        which the loop's own index always stands, with what is added to it: iteration i
+        touches only `[..., i + 1, ...]` for the axis and 1."""
         if not self._axes:
             for buffer, at in self.at:
-                axes = {k for var, k in at if var is self.own}
+                axes = {row for var, row in at if var is self.own}
                 self._axes[buffer] = self._axes.get(buffer, axes) & axes
         return self._axes
 
@@ -146,12 +148,19 @@ def _add(found: Summary, statement: Stmt) -> None:
             found.stored.add(buffer)
     for buffer, at in accesses:
         found.touched.add(buffer)
-        own = [(i.attr, k) for k, i in enumerate(at) if i.op == "var"]
-        found.at.append((buffer, own))
+        found.at.append((buffer, list(_rows(at))))
     if isinstance(statement, Declare):
         found.declared.add(statement.var)
     elif isinstance(statement, Accumulate | Assign):
         found.assigned.add(statement.var)
+
+
+def _rows(at: Index) -> Iterator[tuple[Var, _Row]]:
+    for axis, i in enumerate(at):
+        if i.op == "var":
+            yield i.attr, (axis, 0)
+        elif i.op == "add" and i.args[0].op == "var" and i.args[1].is_const:
+            yield i.args[0].attr, (axis, i.args[1].attr)
 
 
 def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:

@@ -1,16 +1,26 @@
-"""Loops over examples that are worth more than one thread.
+"""Loops that are worth more than one thread.
 
-Those are outermost loops whose iterations are independent and loop themselves: each
-takes a while, and may take longer than another. Whether there are enough of them shows
-when they run.
+Those are outermost loops whose iterations are independent, and that are long, or loop
+themselves: each of them takes a while, and may take longer than another. Whether there
+are enough of them shows when they run. A long loop of vectors becomes blocks:
+
+    for i0 in 0..1048576 vector 8 independent:
+        out0[i0] = sin(x[i0])
+
+    for i0_block in 0..256 threads independent:
+        for i0_row in 0..4096 vector 8 independent:
+            out0[i0_block * 4096 + i0_row] = sin(x[i0_block * 4096 + i0_row])
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Final
 
 from hopflow.compiler.private import private_to
+from hopflow.compiler.schedule.blocks import block_of, over_blocks
 from hopflow.compiler.schedule.summary import Summary
+from hopflow.compiler.target import Target
 from hopflow.loop_ir.expr import Buffer
 from hopflow.loop_ir.program import (
     Allocate,
@@ -20,36 +30,62 @@ from hopflow.loop_ir.program import (
     For,
     HostCall,
     Invoke,
+    Program,
     Stmt,
     While,
 )
 from hopflow.loop_ir.walk import bodies, statements, uses
 
+LARGE: Final = 1 << 23
+"""Instructions of a loop that is worth it, of elements: a millisecond."""
+BLOCK: Final = 1 << 12
+"""Elements of a block: a few microseconds."""
+THREADS: Final = Binding("threads")
 _SHARED = (Allocate, Barrier, HostCall, Invoke)
 """What iterations would do to memory that they share."""
 
 
-def bind_threads(body: list[Stmt]) -> None:
-    """Bind such loops in the body of a program, in place."""
-    _bind(body, cache(lambda: uses(body)))
+def bind_threads(program: Program, _target: Target) -> None:
+    """Bind such loops of a program, in place."""
+    _bind(program.body, cache(lambda: uses(program.body)))
 
 
 def _bind(body: list[Stmt], named: Callable[[], Counter[Buffer]]) -> None:
-    for statement in body:
+    for k, statement in enumerate(body):
         if isinstance(statement, For) and _suits(statement, named):
-            statement.binding = Binding("threads")
+            body[k] = _threaded(statement)
         elif not (isinstance(statement, For) and statement.independent):
             for inner in bodies(statement):
                 _bind(inner, named)
 
 
+def _threaded(loop: For) -> For:
+    """The loop over threads; vectors of it in blocks, which each are worth a call."""
+    if loop.binding.kind != "vector":
+        loop.binding = THREADS
+        return loop
+    number, inner = block_of(loop, BLOCK)
+    return over_blocks(number, loop, BLOCK, [inner], THREADS)
+
+
 def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
     inside = list(statements(loop.body))
-    if not loop.independent or not any(map(_loops, inside)):
+    if not loop.independent or not (any(map(_loops, inside)) or _work(loop) > LARGE):
         return False
     if any(map(_is_foreign, inside)) or Summary.of(loop).changed:
         return False
     return writes_rows(loop, private_to(loop, named()))
+
+
+def _work(loop: For) -> int:
+    """About how many instructions of elements a loop takes; 0 if that is unknown."""
+    if not loop.extent.is_const:
+        return 0
+    steps: int = loop.extent.attr
+    inside = [s for s in loop.body if isinstance(s, For)]
+    if inside:
+        return steps * sum(map(_work, inside))
+    return steps * Summary.of(loop).size
 
 
 def writes_rows(loop: For, private: Sequence[Buffer] = ()) -> bool:
