@@ -1,1 +1,2 @@
-"""Where values are: which of them share memory, and what is copied."""
+"""The memory plan: which values of a kernel program share memory, and which are
+copied."""

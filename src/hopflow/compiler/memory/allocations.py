@@ -1,7 +1,7 @@
-"""Allocations: memory that values share, one after the other.
+"""Allocations: memory that several values use in turn.
 
-At first each value has an allocation of its own. Two become one where the rule of
-`docs/notes/memory_and_aliases.md` allows it, which `conflict` decides.
+Each value starts with its own allocation. `Allocations.join` merges two where the rule
+of `docs/notes/memory_and_aliases.md` allows it; `Allocations.conflict` decides that.
 """
 
 from bisect import bisect_right, insort
@@ -40,17 +40,18 @@ Occupied: TypeAlias = tuple[int, float, Value]
 
 @dataclass(eq=False, slots=True)
 class Allocation:
-    """Memory of one type.
+    """Memory for arrays of one type.
 
-    values      those that are in it
-    is_input    it is the caller's, who is to find it unchanged
-    is_fixed    its size changes, or it has a place of its own: it is not shared
-    home        the scope in which it is made, and the position there
-    carries     whether a loop's carry is in it
-    row_of      the allocation, and the loop, if it is the row of the loop's step
-    part_of     where it is, if it is a part of the allocation of a result
+    values      the values that it holds
+    is_input    it is the caller's array, which must stay unchanged
+    is_fixed    it is not shared: its size changes, or its place is set already
+    home        the scope in which it is allocated, and the position there
+    carries     whether it holds the carry of a loop
+    row_of      the allocation of the stack and the loop, if it is the row of one step
+    part_of     the part of a result that it is, if any
     parts       the allocations that are parts of it
-    output      the number of the result of the program that is in it
+    output      the number of the program's result that it holds
+    occupied    when it holds which value: start, stop and value, by start
     """
 
     type: TensorType
@@ -66,7 +67,7 @@ class Allocation:
     occupied: list[Occupied] = field(default_factory=list)
 
     def with_parts(self) -> "Iterator[Allocation]":
-        """It, and its parts, and theirs."""
+        """Yield the allocation, its parts, and their parts."""
         yield self
         for part in self.parts:
             yield from part.with_parts()
@@ -76,8 +77,7 @@ class Allocation:
 class Allocations:
     """The allocation of each value that has memory.
 
-    live       when values are live
-    is_sized   whether memory of a type can be made when the program begins
+    live       the live ranges of the program's values
     """
 
     live: LiveRanges
@@ -86,7 +86,7 @@ class Allocations:
         self._of: dict[Value, Allocation] = {}
         self._joined: dict[Allocation, Allocation] = {}
         self._reads: dict[Equation, Mapping[Value, object]] = {}
-        self._made: dict[Equation, Mapping[Value, object]] = {}
+        self._writes: dict[Equation, Mapping[Value, object]] = {}
 
     def __contains__(self, value: Value) -> bool:
         return value in self._of
@@ -95,32 +95,33 @@ class Allocations:
         return iter(dict.fromkeys(map(self.of, self._of)))
 
     def of(self, value: Value) -> Allocation:
-        """The allocation that a value is in."""
-        found = self._of[value]
-        while found in self._joined:
-            found = self._joined[found]
-        self._of[value] = found
-        return found
+        """Return the allocation that holds a value."""
+        allocation = self._of[value]
+        while allocation in self._joined:
+            allocation = self._joined[allocation]
+        self._of[value] = allocation
+        return allocation
 
     def add(self, value: Value, type_: TensorType | None = None) -> Allocation:
-        """An allocation of its own for a value."""
-        found = Allocation(type_ or value.type, self.live.defined[value])
-        self._of[value] = found
-        self.put(value, found)
-        return found
+        """Give a value a new allocation, and return it."""
+        allocation = Allocation(type_ or value.type, self.live.defined[value])
+        self._of[value] = allocation
+        self.put(value, allocation)
+        return allocation
 
     def put(self, value: Value, allocation: Allocation) -> None:
-        """Have a value in an allocation, as one that is live when no other is."""
+        """Put a value into an allocation none of whose values is live at the same
+        time."""
         self._of[value] = allocation
         allocation.values.append(value)
         for start, stop in self.live.ranges(value):
             insort(allocation.occupied, (start, stop, value), key=lambda o: o[0])
 
     def join(self, a: Allocation, b: Allocation, *, is_sized: bool) -> str | None:
-        """Make one of two allocations; None, or why they have to stay two.
+        """Merge two allocations; return None, or the reason why they must stay two.
 
         Args:
-            is_sized: Whether memory of their type can be made when the program begins.
+            is_sized: Whether the entry of the program knows the size of their type.
         """
         if a is b:
             return None
@@ -139,7 +140,7 @@ class Allocations:
         return None
 
     def put_into(self, part: Allocation, place: Part) -> str | None:
-        """Make an allocation a part of that of a result; None, or why it cannot be."""
+        """Make an allocation a part of a result's; return None, or why it cannot be."""
         whole = self.of(place.result)
         reason = self._misfit(part, place)
         if reason is None:
@@ -148,15 +149,15 @@ class Allocations:
             whole.home = min(part.home, whole.home, key=lambda home: home[1])
         return reason
 
-    def around(self, allocation: Allocation) -> Iterator[Allocation]:
-        """The allocations that one is a part of, from itself on."""
+    def enclosing(self, allocation: Allocation) -> Iterator[Allocation]:
+        """Yield the allocation, the one that it is a part of, and so on outwards."""
         yield allocation
         while allocation.part_of is not None:
             allocation = self.of(allocation.part_of.result)
             yield allocation
 
     def is_dense(self, allocation: Allocation) -> bool:
-        """Whether it is memory without gaps."""
+        """Return whether an allocation is contiguous memory."""
         while True:
             if allocation.row_of is not None:
                 allocation = allocation.row_of[0]
@@ -168,14 +169,15 @@ class Allocations:
                 return False
 
     def has_to_be_dense(self, allocation: Allocation) -> Value | None:
-        """A value in it, or in a part of it, that is made or read as a whole."""
-        values = (v for one in allocation.with_parts() for v in one.values)
+        """Return a value of an allocation, or of its parts, that needs contiguous
+        memory."""
+        values = (v for part in allocation.with_parts() for v in part.values)
         return next((v for v in values if not self._takes_any_place(v)), None)
 
     # --- conflicts ---
 
     def _misfit(self, part: Allocation, place: Part) -> str | None:
-        """Why an allocation cannot be a part of that of a result."""
+        """Return why an allocation cannot be a part of a result's, or None."""
         name, live = place.value.name, self.live
         if part.part_of is not None:
             return f"`{name}` is a part of `{part.part_of.result.name}`"
@@ -194,14 +196,14 @@ class Allocations:
             if whole_value is not None:
                 return f"`{whole_value.name}` has to be dense"
         inner = place
-        for whole in self.around(self.of(place.result)):
+        for whole in self.enclosing(self.of(place.result)):
             if whole.is_fixed or whole.is_input:
                 return f"`{whole.values[0].name}` has memory of its own"
-            # Pieces of one definition are apart; those of several need not be.
+            # Pieces of one definition are disjoint; those of several may overlap.
             others = [whole]
-            for one in whole.parts:
-                if one.part_of and one.part_of.equation is not inner.equation:
-                    others += one.with_parts()
+            for sibling in whole.parts:
+                if sibling.part_of and sibling.part_of.equation is not inner.equation:
+                    others += sibling.with_parts()
             reason = self._overlap(part.with_parts(), others, place)
             if reason is not None:
                 return reason
@@ -209,71 +211,81 @@ class Allocations:
         return None
 
     def _takes_any_place(self, value: Value) -> bool:
-        """Whether what makes and reads a value does so by element."""
-        whole = Library | Callback | Call
+        """Return whether a value is written and read by element, never as a whole."""
+        by_whole = Library | Callback | Call
         maker = self._maker(value)
-        if maker is not None and isinstance(maker.definition, whole):
+        if maker is not None and isinstance(maker.definition, by_whole):
             return False
         readers = [q.definition for q, _ in self.live.readers.get(value, ())]
         return not any(
-            isinstance(own, whole) or (isinstance(own, Pointwise) and own.is_view)
-            for own in readers
+            isinstance(definition, by_whole)
+            or (isinstance(definition, Pointwise) and definition.is_view)
+            for definition in readers
         )
 
     def _overlap(
         self,
-        some: Iterable[Allocation],
+        allocations: Iterable[Allocation],
         others: Sequence[Allocation],
         place: Part | None = None,
     ) -> str | None:
-        """Why allocations cannot be in the same memory where they hold values that
-        nothing else but `place` has at one element."""
-        for one, other in product(some, others):
-            reason = _live_at_once(one.occupied, self._occupied(other, place))
+        """Return why allocations cannot share memory, or None.
+
+        They can where no two of their values are live at once, and where each equation
+        that reads one and writes the other is the one at `place`.
+        """
+        for allocation, other in product(allocations, others):
+            reason = _live_at_once(allocation.occupied, self._occupied(other, place))
             if reason is not None:
                 return reason
-            for value in one.values:
-                for equation, read, made in self._transfers(value, other):
-                    own = place is not None and place.equation is equation
-                    if not own or place is None or place.result is not made:
-                        return _needs(read, made)
+            for value in allocation.values:
+                for equation, read, result in self._transfers(value, other):
+                    is_at_place = place is not None and place.equation is equation
+                    if not is_at_place or place is None or place.result is not result:
+                        return _needs(read, result)
         return None
 
     def _occupied(self, whole: Allocation, place: Part | None) -> list[Occupied]:
-        """When values are in an allocation. One that the equation of `place` is the
-        last to read, and not where that part is, is out of the way of the part."""
+        """Return when an allocation holds which value.
+
+        The last read by the equation of `place` does not count for a value that the
+        equation reads at the result's own index, outside the piece that the part
+        replaces.
+        """
         if place is None:
             return whole.occupied
         equation = place.equation
-        there = {node.attr for node in elements(place.piece.elements)}
+        in_piece = {node.attr for node in elements(place.piece.elements)}
         read = {
             value
-            for value, is_own in self.live.inside[equation].items()
-            if is_own and value not in there
+            for value, at_own_index in self.live.inside[equation].items()
+            if at_own_index and value not in in_piece
         }
-        kept = self._within(dict.fromkeys(read), whole)
-        if not kept:
+        excluded = self._values_in(dict.fromkeys(read), whole)
+        if not excluded:
             return whole.occupied
-        found = [o for o in whole.occupied if o[2] not in kept]
-        for value in kept:
-            ranges = self.live.ranges(value, but=equation)
-            found += [(start, stop, value) for start, stop in ranges]
-        return sorted(found, key=lambda o: o[0])
+        occupied = [o for o in whole.occupied if o[2] not in excluded]
+        for value in excluded:
+            ranges = self.live.ranges(value, without=equation)
+            occupied += [(start, stop, value) for start, stop in ranges]
+        return sorted(occupied, key=lambda o: o[0])
 
     def conflict(self, a: Allocation, b: Allocation, *, is_sized: bool) -> str | None:
-        """Why two allocations cannot be one."""
+        """Return why two allocations cannot be merged, or None."""
         if not same_layout(a.type, b.type):
             return f"{a.type} and {b.type} are laid out differently"
-        for one in (a, b):
-            if one.is_fixed or one.row_of or one.part_of:
-                return f"`{one.values[0].name}` has memory of its own"
-            if one.is_input:
-                return f"`{one.values[0].name}` is an input, which stays as it is"
+        for allocation in (a, b):
+            if allocation.is_fixed or allocation.row_of or allocation.part_of:
+                return f"`{allocation.values[0].name}` has memory of its own"
+            if allocation.is_input:
+                return (
+                    f"`{allocation.values[0].name}` is an input, which stays as it is"
+                )
         if not is_sized:
-            first, second = sorted((a, b), key=lambda one: one.home[1])
+            first, second = sorted((a, b), key=lambda allocation: allocation.home[1])
             if not second.home[0].is_within(first.home[0]):
                 return f"the size of `{first.values[0].name}` is known only there"
-        small, large = sorted((a, b), key=lambda one: len(one.values))
+        small, large = sorted((a, b), key=lambda allocation: len(allocation.values))
         reason = _live_at_once(
             small.occupied, large.occupied
         ) or self._shared_equations(small, large)
@@ -285,108 +297,113 @@ class Allocations:
         return reason
 
     def _shared_equations(self, small: Allocation, large: Allocation) -> str | None:
-        """Why an equation cannot read from one and write to the other."""
+        """Return why an equation cannot read from one and write to the other, or
+        None."""
         for value in small.values:
-            for equation, read, made in self._transfers(value, large):
-                if not in_place(equation, read, made, self.live):
-                    return _needs(read, made)
+            for equation, read, result in self._transfers(value, large):
+                if not in_place(equation, read, result, self.live):
+                    return _needs(read, result)
         return None
 
     def _transfers(
         self, value: Value, other: Allocation
     ) -> Iterator[tuple[Equation, Value, Value]]:
-        """The equations that read `value` and make a value of another allocation, or
-        read one of that and make `value`: with what they read, and what they make."""
+        """Yield the equations between a value and an allocation.
+
+        Each reads `value` and writes a value of the allocation, or the other way round;
+        it comes with the value that it reads and the value that it writes.
+        """
         maker = self._maker(value)
         if maker is not None:
-            for read in self._within(self._read_by(maker), other):
+            for read in self._values_in(self._read_by(maker), other):
                 yield maker, read, value
         for equation, block in self.live.readers.get(value, ()):
-            for made in self._within(self._made_by(equation, block), other):
-                yield equation, value, made
+            for result in self._values_in(self._written_by(equation, block), other):
+                yield equation, value, result
 
-    def _within(
+    def _values_in(
         self, values: Mapping[Value, object], allocation: Allocation
     ) -> list[Value]:
-        """Those of `values` that are in an allocation."""
+        """Return the values, of those passed, that an allocation holds."""
         if len(allocation.values) < len(values):
             return [v for v in allocation.values if v in values]
         return [v for v in values if v in self._of and self.of(v) is allocation]
 
     def _maker(self, value: Value) -> Equation | None:
+        """Return the equation that writes a value: for a carry its loop."""
         if value in self.live.loops:
             return self.live.loops[value][0]
         return self.live.makers.get(value)
 
     def _read_by(self, maker: Equation) -> Mapping[Value, object]:
-        """What is read at the moment at which an equation writes."""
+        """Return the values that an equation reads at the moment when it writes."""
         if maker not in self._reads:
             definition = maker.definition
-            found = dict[Value, object](self.live.inside.get(maker, {}))
+            values = dict[Value, object](self.live.inside.get(maker, {}))
             if isinstance(definition, Branch):
-                found.update((v, None) for b in definition.blocks for v in b.results)
+                values.update((v, None) for b in definition.blocks for v in b.results)
             else:
-                found.update(dict.fromkeys(operands(definition)))
-            self._reads[maker] = found
+                values.update(dict.fromkeys(operands(definition)))
+            self._reads[maker] = values
         return self._reads[maker]
 
-    def _made_by(self, equation: Equation, block: object) -> Mapping[Value, object]:
-        """What is written at the moment at which a reader reads."""
+    def _written_by(self, equation: Equation, block: object) -> Mapping[Value, object]:
+        """Return the values that a reader writes at the moment when it reads."""
         definition = equation.definition
         if isinstance(definition, Loop | While) and block:
             return {}
-        if equation not in self._made:
-            made = equation.results
+        if equation not in self._writes:
+            values = equation.results
             if isinstance(definition, Loop | While):
-                made = tuple([v for b in blocks(definition) for v in b.parameters])
-            self._made[equation] = dict.fromkeys(made)
-        return self._made[equation]
+                values = tuple([v for b in blocks(definition) for v in b.parameters])
+            self._writes[equation] = dict.fromkeys(values)
+        return self._writes[equation]
 
 
-def _live_at_once(one: list[Occupied], other: list[Occupied]) -> str | None:
-    """Why the values of two allocations cannot be in one of them."""
-    for start, stop, value in one:
-        found = _overlapping(other, start, stop)
-        if found is not None:
-            return f"`{found.name}` and `{value.name}` are live at the same time"
+def _live_at_once(occupied: list[Occupied], other: list[Occupied]) -> str | None:
+    """Return which values keep two allocations apart by being live at once, or None."""
+    for start, stop, value in occupied:
+        holder = _overlapping(other, start, stop)
+        if holder is not None:
+            return f"`{holder.name}` and `{value.name}` are live at the same time"
     return None
 
 
-def _overlapping(taken: list[Occupied], start: int, stop: float) -> Value | None:
-    """A value that is live between two positions."""
-    at = bisect_right(taken, start, key=lambda o: o[0])
-    if at and taken[at - 1][1] >= start:
-        return taken[at - 1][2]
-    if at < len(taken) and taken[at][0] <= stop:
-        return taken[at][2]
+def _overlapping(occupied: list[Occupied], start: int, stop: float) -> Value | None:
+    """Return a value that is live between two positions, or None."""
+    at = bisect_right(occupied, start, key=lambda o: o[0])
+    if at and occupied[at - 1][1] >= start:
+        return occupied[at - 1][2]
+    if at < len(occupied) and occupied[at][0] <= stop:
+        return occupied[at][2]
     return None
 
 
-def _needs(read: Value, made: Value) -> str:
+def _needs(read: Value, result: Value) -> str:
     return (
-        f"an element of `{made.name}` needs elements of `{read.name}` that would be "
+        f"an element of `{result.name}` needs elements of `{read.name}` that would be "
         "written over"
     )
 
 
 def same_layout(a: TensorType, b: TensorType) -> bool:
-    """Whether dense arrays of two types take the same memory."""
+    """Return whether dense arrays of two types have the same size and layout."""
     return a.dtype is b.dtype and shape_key(a.shape) == shape_key(b.shape)
 
 
-def in_place(equation: Equation, read: Value, made: Value, live: LiveRanges) -> bool:
-    """Whether an equation can write `made` over `read`, which it reads."""
+def in_place(equation: Equation, read: Value, result: Value, live: LiveRanges) -> bool:
+    """Return whether an equation can write `result` over `read`, which it reads."""
     definition = equation.definition
     match definition:
         case Loop() | While():
-            region, number = live.loops.get(made, (None, 0))
+            region, number = live.loops.get(result, (None, 0))
             return region is equation and definition.carry[number] is read
         case Branch():
-            number = equation.results.index(made)
+            number = equation.results.index(result)
             others = [b.results for b in definition.blocks if read in b.results]
             return all(results[number] is read for results in others)
         case Call():
-            number = equation.results.index(made)
+            number = equation.results.index(result)
             parameter = definition.function.updated.get(number)
             return (
                 parameter is not None
@@ -394,21 +411,21 @@ def in_place(equation: Equation, read: Value, made: Value, live: LiveRanges) -> 
                 and definition.operands.count(read) == 1
             )
         case Library():
-            number = equation.results.index(made)
-            source = (
+            number = equation.results.index(result)
+            overwritten = (
                 definition.overwrites[number]
                 if number < len(definition.overwrites)
                 else None
             )
-            operands = list(definition.operands)
+            values = list(definition.operands)
             return (
-                source is not None
-                and operands[source] is read
-                and operands.count(read) == 1
+                overwritten is not None
+                and values[overwritten] is read
+                and values.count(read) == 1
             )
         case Scatter():
             return definition.base is read and read not in live.inside[equation]
         case Pointwise() | Cut() | Prefix():
-            fits = same_layout(made.type, read.type)
+            fits = same_layout(result.type, read.type)
             return fits and live.inside[equation].get(read, True)
     return False

@@ -1,7 +1,7 @@
-"""Running a program whose memory is planned, with a tag on each cell of memory.
+"""An interpreter of programs with a memory plan that tags each cell of memory.
 
-A tag says which value wrote the cell. An element that is read where another value has
-written since is an error, whatever the liveness of the plan says.
+The tag is the value that wrote the cell. Reading an element that another value has
+overwritten is an error, whatever the plan's live ranges say.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,22 +36,23 @@ def run_planned(
     arrays: Sequence[Array],
     host: Host | None = None,
 ) -> list[Array]:
-    """The results of a program, for arrays in place of its parameters.
+    """Return the results of a program for arrays as its parameters.
 
     Args:
-        plans: The memory of the program, and of those that it calls.
-        host: As of `run`.
+        plans: The memory plans of the program and of those that it calls.
+        host: As for `run`.
 
     Raises:
-        KernelTrap: What a check, a loop or a routine of the program stops it with.
-        KernelProgramError: An element is read that another value has written over.
+        KernelTrap: A check, a loop or a routine of the program fails.
+        KernelProgramError: An element is read that another value has overwritten.
     """
     with np.errstate(all="ignore"):
         return _TaggedMachine(plans, plans[program], host).program(program, arrays)
 
 
 class _TaggedMachine(Machine):
-    """Also knows the tag of each cell: by allocation, the value that wrote it last."""
+    """A machine that records for each cell of each allocation which value wrote it
+    last."""
 
     def __init__(self, plans: Plans, plan: MemoryPlan, host: Host | None) -> None:
         super().__init__(host=host)
@@ -62,22 +63,21 @@ class _TaggedMachine(Machine):
         self.running: Equation | None = None
         self.running_piece: d.Pointwise | None = None
 
-    def program(self, program: KernelProgram, given: Sequence[Array]) -> list[Array]:
-        """The same. Whoever gives it arrays finds them as they were, but for donated
-        ones and those that results are in."""
-        results = super().program(program, given)
+    def program(self, program: KernelProgram, arrays: Sequence[Array]) -> list[Array]:
+        """Run the program, and check that inputs keep their elements unless updated."""
+        results = super().program(program, arrays)
         for number, value in enumerate(program.block.parameters):
             if number not in self.plan.updated.values():
                 self.array(value)
         return results
 
     def tags_of(self, value: Value, shape: tuple[int, ...]) -> Array | None:
-        """The tags of the memory of a value, or None if it is in registers."""
+        """Return the tags of a value's memory, or None if it is in registers."""
         allocation = self.plan.of(value)
         return None if allocation is None else self.tags_in(allocation, shape)
 
     def tags_in(self, allocation: Allocation, shape: tuple[int, ...]) -> Array:
-        """The tags of an allocation, which holds an array of this shape."""
+        """Return the tags of an allocation that holds an array of this shape."""
         part = allocation.part_of
         if part is not None:
             whole = self.plan.allocations.of(part.result)
@@ -85,13 +85,13 @@ class _TaggedMachine(Machine):
             first = [(axis, self.size(n)) for axis, n in part.window]
             runs = [slice(n, n + shape[k]) if k is not None else n for k, n in first]
             along = [k for k, _ in part.window if k is not None]
-            found = tags[tuple(runs)].transpose(np.argsort(along))
+            window = tags[tuple(runs)].transpose(np.argsort(along))
             ones = [slice(None) if k in along else None for k in range(len(shape))]
-            found = found[tuple(ones)]
-            if found.shape != shape:
+            window = window[tuple(ones)]
+            if window.shape != shape:
                 name = part.result.name
                 raise KernelProgramError(f"`{part.value.name}` does not fit `{name}`.")
-            return found
+            return window
         if allocation not in self.tags or self.tags[allocation].shape != shape:
             self.tags[allocation] = np.full(shape, None, dtype=object)
         return self.tags[allocation]
@@ -115,40 +115,40 @@ class _TaggedMachine(Machine):
         return array
 
     def read(self, node: Expr, args: Sequence[Any]) -> Any:
-        found = super().read(node, args)
+        element = super().read(node, args)
         conditional = e.condition_of(node) is not None
         if node.attr in self.views or (conditional and not args[-1]):
-            return found
+            return element
         at = tuple(map(int, args[:-1] if conditional else args))
         tags = self.tags_of(node.attr, self.held(node.attr).shape)
         if tags is not None:
             self.require(node.attr, tags, at)
-        return found
+        return element
 
     def function(self, program: KernelProgram) -> Machine:
         return _TaggedMachine(self.plans, self.plans[program], self.host)
 
     def require(self, value: Value, tags: Array, at: tuple[int, ...]) -> None:
-        found = tags[at]
-        if found is not value:
-            name = "nothing" if found is None else f"`{found.name}`"
+        tag = tags[at]
+        if tag is not value:
+            name = "nothing" if tag is None else f"`{tag.name}`"
             raise KernelProgramError(
                 f"`{value.name}` is read at {list(at)}, where its memory holds {name}."
             )
 
     def results(self, equation: Equation, types: Sequence[TensorType]) -> list[Array]:
-        own = equation.definition
-        if isinstance(own, d.Pointwise) and own.is_view:
-            self.views[equation.results[0]] = own
+        definition = equation.definition
+        if isinstance(definition, d.Pointwise) and definition.is_view:
+            self.views[equation.results[0]] = definition
         self.results_of, self.running = equation.results, equation
         self.running_piece = None
-        if isinstance(own, Library | Callback | Call):
-            for value in (*operands(own), *equation.results):
+        if isinstance(definition, Library | Callback | Call):
+            for value in (*operands(definition), *equation.results):
                 self.require_dense(value)
         return super().results(equation, types)
 
     def require_dense(self, value: Value) -> None:
-        """What is read or made as a whole is in memory without gaps."""
+        """Require contiguous memory for a value that is read or written as a whole."""
         allocation = self.plan.of(value)
         while allocation is not None and allocation.row_of is not None:
             allocation = allocation.row_of[0]
@@ -166,7 +166,7 @@ class _TaggedMachine(Machine):
         return self.running_piece
 
     def is_made_there(self, number: int, at: tuple[int, ...]) -> bool:
-        """Whether an element of a result has been written as that of a part of it."""
+        """Return whether an element of a result was written as one of a part of it."""
         piece, equation = self.running_piece, self.running
         if piece is None or equation is None:
             return False
@@ -175,12 +175,12 @@ class _TaggedMachine(Machine):
             return False
         index = self.at(piece.elements[number].args, at)
         first = [(axis, self.size(n)) for axis, n in part.window]
-        found = [n if axis is None else n + int(index[axis]) for axis, n in first]
-        if found != list(at):
+        position = [n if axis is None else n + int(index[axis]) for axis, n in first]
+        if position != list(at):
             name = f"`{part.value.name}`"
             raise KernelProgramError(
-                f"an element of {name} is at {found}, and the piece at {list(at)} is "
-                "the same element."
+                f"an element of {name} is at {position}, and the piece at {list(at)} "
+                "is the same element."
             )
         return True
 

@@ -1,9 +1,9 @@
-"""When each value of a kernel program is live, as ranges of positions in its text.
+"""Liveness: the ranges of positions in a kernel program in which each value is live.
 
 An equation has a position where it reads and a later one where it defines its results;
 the blocks of a region lie between. A value is live from its definition to its last
-read. What a loop reads from around it is live until the loop ends. What a branch reads
-is live, in each of its blocks, until the last read there.
+read. A value from outside a loop that the loop reads is live until the loop ends. A
+value that a branch reads is live, in each of its blocks, until the last read there.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ from hopflow.loop_ir.expr import index_of
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """A block, and where it is: from position `start` to `end`, where its results are
-    read. At `after` they are written to the results of a branch.
+    """A block and its positions: from `start` to `end`, where its results are read.
 
-    around   the scope that holds it
-    region   the equation of which it is a block
+    parent   the scope that contains it
+    region   the equation that it is a block of
+    after    the position at which a branch copies its results
     """
 
     block: Block
-    around: "Scope | None"
+    parent: "Scope | None"
     region: Equation | None
     depth: int
     start: int
@@ -50,7 +50,7 @@ class Scope:
 
     @property
     def repeats(self) -> bool:
-        """Whether it is run once for each step of a loop."""
+        """Whether the block runs once for each step of a loop."""
         definition = None if self.region is None else self.region.definition
         return isinstance(definition, Loop | While)
 
@@ -59,12 +59,12 @@ class Scope:
         while scope is not None:
             if scope is other:
                 return True
-            scope = scope.around
+            scope = scope.parent
         return False
 
 
 class Range(NamedTuple):
-    """From one position to another, both included."""
+    """The positions from `start` to `stop`, both included."""
 
     start: int
     stop: int
@@ -82,16 +82,17 @@ region."""
 
 @dataclass(eq=False)
 class LiveRanges:
-    """The positions of a program.
+    """The positions and the liveness of a program's values.
 
-    reads, writes   of each equation
+    reads, writes   the positions at which an equation reads and writes
+    ends            the position at which the blocks of an equation end
     scopes          the scope of each block
-    defined         of each value its scope, and its position there
+    defined         the scope of each value, and the position of its definition there
     makers          the equation that a value is a result of
-    loops           of a parameter of a block: the loop, and its number there
-    readers         of each value
-    inside          of an equation the values that its expressions read, and whether
-                    they do so at the result's own index alone
+    loops           for a parameter of a block the loop, and the parameter's number
+    readers         the readers of each value
+    inside          the values that an equation's expressions read, and whether at the
+                    result's own index only
     """
 
     program: KernelProgram
@@ -108,17 +109,17 @@ class LiveRanges:
     def __post_init__(self) -> None:
         self._count = count()
         self._uses: dict[Value, list[_Use]] = {}
-        self._bases: dict[Value, list[Value]] = {}  # what is read of views
+        self._bases: dict[Value, list[Value]] = {}  # the values that a view reads
         self._block(self.program.block, None, None)
 
     # --- numbering ---
 
     def _block(
-        self, block: Block, around: Scope | None, region: Equation | None
+        self, block: Block, parent: Scope | None, region: Equation | None
     ) -> None:
         repeats = region is not None and not isinstance(region.definition, Branch)
-        depth = 0 if around is None else around.depth + repeats
-        scope = Scope(block, around, region, depth, next(self._count))
+        depth = 0 if parent is None else parent.depth + repeats
+        scope = Scope(block, parent, region, depth, next(self._count))
         self.scopes[block] = scope
         for number, value in enumerate(block.parameters):
             self.defined[value] = scope, scope.start
@@ -139,7 +140,9 @@ class LiveRanges:
         if isinstance(definition, Region):
             for block in blocks(definition):
                 self._block(block, scope, equation)
-            if isinstance(definition, While):  # the body takes them over
+            if isinstance(
+                definition, While
+            ):  # the body takes the carry over from the test
                 for value in definition.test.parameters:
                     inner = self.scopes[definition.test]
                     self._use(value, inner.end, inner)
@@ -166,20 +169,23 @@ class LiveRanges:
 
     # --- ranges ---
 
-    def ranges(self, value: Value, but: Equation | None = None) -> list[Range]:
-        """When the memory of a value holds it, or parts of it, in order; for all who
-        read it `but` an equation."""
+    def ranges(self, value: Value, without: Equation | None = None) -> list[Range]:
+        """Return in order when memory holds a value, or parts of it.
+
+        Args:
+            without: An equation whose reads do not count.
+        """
         home, start = self.defined[value]
-        left_out = None if but is None else self.reads[but]
+        excluded = None if without is None else self.reads[without]
         uses = [
             self._outside_loops(use, home)
             for use in self._uses.get(value, ())
-            if use.position != left_out
+            if use.position != excluded
         ]
         return [*self._written(value), *self._ranges(start, uses, home)]
 
     def _written(self, value: Value) -> list[Range]:
-        """When blocks write a result of their region, before that defines it."""
+        """Return when blocks write a result before their region defines it."""
         maker = self.makers.get(value)
         definition = None if maker is None else maker.definition
         match definition:
@@ -194,15 +200,18 @@ class LiveRanges:
         return []
 
     def _outside_loops(self, use: _Use, home: Scope) -> _Use:
-        """Where a read counts: at the end of the outermost loop that is in `home`."""
-        found, scope = use, use.scope
+        """Return a read as the scope `home` sees it.
+
+        A read in a loop counts at the end of the outermost loop inside `home`.
+        """
+        outer, scope = use, use.scope
         while scope is not home:
-            assert scope.around is not None
+            assert scope.parent is not None
             assert scope.region is not None
             if scope.repeats:
-                found = _Use(self.ends[scope.region], scope.around)
-            scope = scope.around
-        return found
+                outer = _Use(self.ends[scope.region], scope.parent)
+            scope = scope.parent
+        return outer
 
     def _ranges(self, start: int, uses: Sequence[_Use], home: Scope) -> list[Range]:
         if not uses:
@@ -211,25 +220,27 @@ class LiveRanges:
         if last.scope is home:
             return [Range(start, last.position)]
         inner = last.scope
-        while inner.around is not home:
-            assert inner.around is not None
-            inner = inner.around
+        while inner.parent is not home:
+            assert inner.parent is not None
+            inner = inner.parent
         assert inner.region is not None
         branch = inner.region
-        found = [Range(start, self.reads[branch])]
+        ranges = [Range(start, self.reads[branch])]
         for block in blocks(branch.definition):
             scope = self.scopes[block]
-            here = [u for u in uses if scope.start <= u.position <= scope.end]
-            if here:
-                found += self._ranges(scope.start, here, scope)
-        return found
+            inner_uses = [u for u in uses if scope.start <= u.position <= scope.end]
+            if inner_uses:
+                ranges += self._ranges(scope.start, inner_uses, scope)
+        return ranges
 
 
 def _read_inside(equation: Equation) -> dict[Value, bool]:
     definition = equation.definition
     assert not isinstance(definition, Region)
     at = axes(equation.results[0].type.ndim) if equation.results else ()
-    found: dict[Value, bool] = {}
+    at_own_index: dict[Value, bool] = {}
     for node in elements(all_expressions(definition)):
-        found[node.attr] = found.get(node.attr, True) and index_of(node) == at
-    return found
+        at_own_index[node.attr] = (
+            at_own_index.get(node.attr, True) and index_of(node) == at
+        )
+    return at_own_index

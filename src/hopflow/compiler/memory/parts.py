@@ -1,11 +1,11 @@
-"""Which values are whole parts of a result: they can be made there.
+"""Values that are whole parts of a result, and so can be computed in its memory.
 
     v0 = sin(x[i0]) for i0 < 64
     v1 = (v0[i0] where i0 < 64, 0.0 elsewhere) for i0 < 80
 
-The piece of `v1` below 64 is all of `v0`, each element at an index that moves along. A
-window says which part of `v1` that is: for each axis of `v1` the axis of `v0` that runs
-along it, if one does, and the first position.
+The piece of `v1` below 64 is all of `v0`, each element at a shifted index. A window
+says which part of `v1` that is: for each axis of `v1` the axis of `v0` along it, or
+None, and the first position.
 """
 
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ _Range: TypeAlias = tuple[Size, Size] | None
 class Part(NamedTuple):
     """A value that is a piece of a result.
 
-    piece    of the equation's definition
-    number   of the result
+    piece    the piece of the equation's definition
+    number   the number of the result
     """
 
     value: Value
@@ -43,12 +43,12 @@ class Part(NamedTuple):
 
 
 def is_at_own_index(element: Expr, result: Value) -> bool:
-    """Whether an element of a result is that of another value at the same index."""
+    """Return whether an element of a result is that of a value at the same index."""
     return element.op == "element" and element.args == axes(result.type.ndim)
 
 
 def parts(equation: Equation) -> Iterator[Part]:
-    """The parts of an equation's results that are values, in the order of the text."""
+    """Yield the parts of an equation's results that are values, in program order."""
     if not isinstance(equation.definition, Cut):
         return
     shape = equation.results[0].shape
@@ -63,15 +63,15 @@ def parts(equation: Equation) -> Iterator[Part]:
 def _boxes(
     kernel: Pointwise | Cut, ranges: list[_Range]
 ) -> Iterator[tuple[Pointwise, list[_Range]]]:
-    """The pieces, with the ranges of their indices."""
+    """Yield the pieces of a kernel, with the ranges of their indices."""
     if isinstance(kernel, Pointwise):
         yield kernel, ranges
         return
-    k, own, at = kernel.axis, ranges[kernel.axis], size_of_expr(kernel.at)
+    k, span, at = kernel.axis, ranges[kernel.axis], size_of_expr(kernel.at)
     below: _Range = None
     above: _Range = None
-    if own is not None and at is not None:
-        low, high = own
+    if span is not None and at is not None:
+        low, high = span
         if isinstance(low, int) and isinstance(high, int) and isinstance(at, int):
             at = min(max(at, low), high)
         if at_least(at, low) and at_least(high, at):
@@ -81,31 +81,34 @@ def _boxes(
 
 
 def _window(element: Expr, ranges: list[_Range]) -> Window | None:
-    """Where a piece with this element has all of a value, if it has."""
+    """Return where a piece with this element holds all of a value, or None."""
     if element.op != "element" or e.condition_of(element) is not None:
         return None
     value: Value = element.attr
     along: dict[int, int] = {}
-    for own, (index, n) in enumerate(zip(element.args, value.shape, strict=True)):
+    for value_axis, (index, n) in enumerate(
+        zip(element.args, value.shape, strict=True)
+    ):
         if is_one(n) and index.is_const:
             continue
         moved = _moved(index, len(ranges))
         if moved is None or moved[0] in along:
             return None
         axis, first = moved
-        if not _is(ranges[axis], first, n):
+        if not _covers(ranges[axis], first, n):
             return None
-        along[axis] = own
+        along[axis] = value_axis
     window: list[tuple[int | None, Size]] = []
-    for axis, found in enumerate(ranges):
-        if found is None or not (axis in along or _is(found, found[0], 1)):
+    for axis, span in enumerate(ranges):
+        if span is None or not (axis in along or _covers(span, span[0], 1)):
             return None
-        window.append((along.get(axis), found[0]))
+        window.append((along.get(axis), span[0]))
     return tuple(window)
 
 
 def _moved(index: Expr, rank: int) -> tuple[int, Size] | None:
-    """The axis that an index runs along, and from where on it counts."""
+    """Return the axis whose index plus a size an expression is, and the size
+    negated."""
     first: Size = 0
     while index.op in ("add", "sub"):
         is_added, (index, other) = index.op == "add", index.args
@@ -117,32 +120,32 @@ def _moved(index: Expr, rank: int) -> tuple[int, Size] | None:
     return None if position is None else (position, first)
 
 
-def _is(found: _Range, first: Size, n: Size) -> bool:
-    """Whether a range is `n` positions from `first` on."""
+def _covers(span: _Range, first: Size, n: Size) -> bool:
+    """Return whether a range is the `n` positions from `first` on."""
     return (
-        found is not None
-        and same_size(found[0], first)
-        and same_size(found[1], first + n)
+        span is not None and same_size(span[0], first) and same_size(span[1], first + n)
     )
 
 
 def is_dense(part: Part) -> bool:
-    """Whether a part is a dense sub-array of its result: positions of one axis, with
-    all of the axes after it."""
-    own, whole = part.value.shape, part.result.shape
-    outer = len(whole) - len(own)
+    """Return whether a part is contiguous in its result.
+
+    It is if it has positions of one axis and all of the axes after it.
+    """
+    shape, result_shape = part.value.shape, part.result.shape
+    outer = len(result_shape) - len(shape)
     if outer < 0 or any(axis is not None for axis, _ in part.window[:outer]):
         return False
     along = [axis for axis, _ in part.window[outer:]]
     return all(
         (axis == k or (axis is None and is_one(n)))
-        and (k == 0 or same_size(n, whole[outer + k]))
-        for k, (axis, n) in enumerate(zip(along, own, strict=True))
+        and (k == 0 or same_size(n, result_shape[outer + k]))
+        for k, (axis, n) in enumerate(zip(along, shape, strict=True))
     )
 
 
 def same_window(a: Window, b: Window) -> bool:
-    """Whether two windows are the same by their form."""
+    """Return whether two windows are equal as expressions."""
     return all(
         axis == other and same_size(first, position)
         for (axis, first), (other, position) in zip(a, b, strict=True)

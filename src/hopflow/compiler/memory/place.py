@@ -1,8 +1,8 @@
-"""Every value gets memory of its own, or registers if it is small.
+"""Give every value its own memory, or registers if it is small.
 
-Small values of known shape are in registers. The parameters of the blocks of a loop and
-the loop's result for one carry are in one allocation: it holds what is carried. Nothing
-is shared beyond that, so that every update copies what it changes.
+Small values of static shape are in registers. The parameters of a loop's blocks and the
+loop's result for the same carry have one allocation, which holds the carry. Nothing
+else is shared, so that every update copies the array that it changes.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,13 @@ from hopflow.symbolic.size import Symbol, free_symbols
 
 
 def place(plan: MemoryPlan) -> None:
-    """Give each value of a program an allocation, if it needs one."""
+    """Give each value of a program that needs memory an allocation."""
     _Placing(plan).program()
 
 
 def in_registers(equation: Equation) -> list[bool]:
-    """Which results of an equation that is no loop are in registers."""
+    """Return for each result of an equation, which is no loop, if it is in
+    registers."""
     types = [value.type for value in equation.results]
     match equation.definition:
         case Reduction():
@@ -45,55 +46,57 @@ def in_registers(equation: Equation) -> list[bool]:
 
 
 class _Placing:
-    """Walks a program in order; `known` are the sizes that are known by then."""
+    """A walk over a program in order; `symbols` holds the symbols defined so far."""
 
     def __init__(self, plan: MemoryPlan) -> None:
         self.plan = plan
-        self.known: set[Symbol] = set(plan.entry)
+        self.symbols: set[Symbol] = set(plan.entry)
 
     def program(self) -> None:
         block = self.plan.program.block
         for number, value in enumerate(block.parameters):
             if not is_small(value.type):
-                found = self.plan.allocations.add(value)
-                found.is_input = number not in self.plan.donated.values()
+                allocation = self.plan.allocations.add(value)
+                allocation.is_input = number not in self.plan.donated.values()
         self.block(block)
 
     def block(self, block: Block) -> None:
         for equation in block.equations:
             self.equation(equation)
             if equation.symbol is not None:
-                self.known.add(equation.symbol)
+                self.symbols.add(equation.symbol)
             for value in equation.results:
-                self.know(value.type)
+                self.define_sizes(value.type)
 
-    def know(self, type_: TensorType) -> None:
-        self.known.update(s for n in type_.shape if (s := plain_symbol(n)) is not None)
+    def define_sizes(self, type_: TensorType) -> None:
+        self.symbols.update(
+            s for n in type_.shape if (s := plain_symbol(n)) is not None
+        )
 
     def equation(self, equation: Equation) -> None:
         definition = equation.definition
         if isinstance(definition, Loop | While):
             self.loop(equation, definition)
             return
-        sized = [
-            self.known.issuperset(free_symbols(*v.shape)) for v in equation.results
+        sizes_known = [
+            self.symbols.issuperset(free_symbols(*v.shape)) for v in equation.results
         ]
         for inner in blocks(definition):
             self.block(inner)
         if isinstance(definition, Pointwise) and definition.is_view:
             return
         live = self.plan.live
-        for value, small, known in zip(
-            equation.results, in_registers(equation), sized, strict=True
+        for value, small, is_sized in zip(
+            equation.results, in_registers(equation), sizes_known, strict=True
         ):
             if small:
                 continue
-            found = self.plan.allocations.add(value)
-            if isinstance(definition, Branch) and known:  # both sides may write it
-                found.home = live.defined[value][0], live.reads[equation]
+            allocation = self.plan.allocations.add(value)
+            if isinstance(definition, Branch) and is_sized:  # both blocks may write it
+                allocation.home = live.defined[value][0], live.reads[equation]
 
     def loop(self, equation: Equation, loop: Loop | While) -> None:
-        """Allocations for the carry and for the rows of a loop."""
+        """Add allocations for the carries and for the stacks of a loop."""
         live, allocations = self.plan.live, self.plan.allocations
         count = len(loop.carry)
         home = live.defined[equation.results[0]][0] if equation.results else None
@@ -101,24 +104,24 @@ class _Placing:
             if is_small(first.type):
                 continue
             result = equation.results[number]
-            found = allocations.add(result, first.type)
+            allocation = allocations.add(result, first.type)
             assert home is not None
-            found.home, found.carries = (home, live.reads[equation]), True
+            allocation.home, allocation.carries = (home, live.reads[equation]), True
             parameters = [inner.parameters[number] for inner in blocks(loop)]
-            found.is_fixed = self.changes(parameters)
+            allocation.is_fixed = self.changes(parameters)
             for parameter in parameters:
-                allocations.put(parameter, found)
+                allocations.put(parameter, allocation)
         for value in equation.results[count:]:
-            found = allocations.add(value)
+            allocation = allocations.add(value)
             assert home is not None
-            found.home = home, live.reads[equation]
-            found.is_fixed = isinstance(loop, While)
+            allocation.home = home, live.reads[equation]
+            allocation.is_fixed = isinstance(loop, While)
         for inner in blocks(loop):
             for value in inner.parameters:
-                self.know(value.type)
+                self.define_sizes(value.type)
             self.block(inner)
 
     def changes(self, parameters: Sequence[Value]) -> bool:
-        """Whether steps change the size of a carry."""
+        """Return whether steps of a loop change the size of a carry."""
         symbols = {s for v in parameters for s in map(plain_symbol, v.shape)}
-        return any(s is not None and s not in self.known for s in symbols)
+        return any(s is not None and s not in self.symbols for s in symbols)

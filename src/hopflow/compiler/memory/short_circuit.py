@@ -1,12 +1,12 @@
-"""Values are made where they would be copied: in results, and in rows of stacks.
+"""Compute values where they would be copied to: in results, and in rows of stacks.
 
     v3: f64[4] in A = ...                     v3: f64[4] in S[t0] = ...
     copy S[t0] from A                 ->
     v1: f64[n, 4] in S
 
-A result of the program is made in the caller's memory, unless it is in memory that the
-steps of a loop exchange. A row that each step of a loop adds to a stack is made in the
-stack.
+A result of the program is computed in the caller's memory, unless it is in memory that
+the steps of a loop exchange. A row that each step of a loop adds to a stack is computed
+in the stack.
 """
 
 from hopflow.compiler.kernel_program.program import Equation, Loop, While
@@ -15,16 +15,16 @@ from hopflow.compiler.memory.plan import MemoryPlan, exchanged, walk
 
 
 def short_circuit(plan: MemoryPlan) -> None:
-    """Give allocations of a program their places in others."""
+    """Place allocations of a program in results and in rows of stacks."""
     moved = exchanged(plan)
     for number, value in enumerate(plan.program.block.results):
-        found = plan.of(value)
-        if found is None or found in moved or number in plan.updated:
+        allocation = plan.of(value)
+        if allocation is None or allocation in moved or number in plan.updated:
             continue
-        if not _is_free(found):
+        if not _is_free(allocation):
             continue
-        if plan.is_sized(found.type) and not found.is_fixed:
-            found.output = number
+        if plan.is_sized(allocation.type) and not allocation.is_fixed:
+            allocation.output = number
     for _, equation in walk(plan.program.block):
         if isinstance(equation.definition, Loop | While):
             _rows(plan, equation, equation.definition)
@@ -43,15 +43,20 @@ def _rows(plan: MemoryPlan, equation: Equation, loop: Loop | While) -> None:
     body, count = loop.body, len(loop.carry)
     scope = plan.live.scopes[body]
     for row, stack in zip(body.results[count:], equation.results[count:], strict=True):
-        found, memory = plan.of(row), plan.of(stack)
-        if found is None or memory is None or not _is_free(found) or found.is_fixed:
+        allocation, memory = plan.of(row), plan.of(stack)
+        if (
+            allocation is None
+            or memory is None
+            or not _is_free(allocation)
+            or allocation.is_fixed
+        ):
             continue
-        if found.carries:
+        if allocation.carries:
             continue
         inner = memory.type.with_shape(memory.type.shape[1:])
-        values = [v for one in found.with_parts() for v in one.values]
-        within = all(plan.live.defined[v][0].is_within(scope) for v in values)
-        dense = plan.allocations.is_dense(memory)
-        fits = dense or plan.allocations.has_to_be_dense(found) is None
-        if within and fits and same_layout(found.type, inner):
-            found.row_of = memory, equation
+        values = [v for part in allocation.with_parts() for v in part.values]
+        is_inside = all(plan.live.defined[v][0].is_within(scope) for v in values)
+        is_dense = plan.allocations.is_dense(memory)
+        fits = is_dense or plan.allocations.has_to_be_dense(allocation) is None
+        if is_inside and fits and same_layout(allocation.type, inner):
+            allocation.row_of = memory, equation

@@ -1,14 +1,14 @@
-"""The rules of a memory plan, checked without trust in the passes that made it.
+"""The rules of a memory plan, checked independently of the passes that made it.
 
-The program is walked forward, with a note of which value each memory holds. A read of a
-value whose memory holds another one is an error, and so is an equation that writes over
-elements which it has still to read. The body of a loop is walked twice: what it reads
-from around it must still be there in the second step.
+The verifier walks the program forward and records which value each memory holds. It is
+an error to read a value whose memory holds another one, and so is an equation that
+overwrites elements which it has still to read. The body of a loop is walked twice:
+values from outside the loop must still be in memory in the second step.
 
-Where an allocation is follows from what loops are written: in that of a parameter, in
+The place of an allocation follows from the writes of loops: in that of a parameter, in
 the row of a stack, in the caller's memory for a result, in a part of another, or by
-itself. Nothing is taken from live ranges, nor from what a pass noted about an
-allocation. `docs/notes/memory_and_aliases.md` states what is checked.
+itself. The verifier uses neither live ranges nor what passes recorded about an
+allocation. `docs/notes/memory_and_aliases.md` states the rules.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -44,14 +44,14 @@ from hopflow.symbolic.size import Symbol, free_symbols
 
 
 class _Row(NamedTuple):
-    """The row of a stack that a step of a loop adds."""
+    """The row of a stack that a step of a loop writes."""
 
     memory: Hashable
     stack: Value
 
 
 class _Rest(NamedTuple):
-    """What is left of a value where parts of its memory are written over."""
+    """A value parts of whose memory are overwritten."""
 
     value: Value
     parts: frozenset[Hashable]
@@ -64,8 +64,8 @@ def verify_memory(plan: MemoryPlan) -> None:
     """Check a plan.
 
     Raises:
-        KernelProgramError: A value is read after its memory was given to another, or
-            values are in memory that cannot hold them. The message names them.
+        KernelProgramError: A value is read after its memory was reused for another, or
+            memory cannot hold its values. The message names them.
     """
     places = _Places(plan)
     places.check()
@@ -81,14 +81,14 @@ def _fail(plan: MemoryPlan, value: Value, rule: str) -> None:
 
 
 class _Places:
-    """Where each allocation is, from its values alone.
+    """The place of each allocation, derived from its values alone.
 
-    values    by allocation, in the order of the text
-    carries   of a value that is carried by a loop: the loop, and its number there
-    types     of such a value, that of what the loop begins with: its memory has that
-    resized   such values of which steps change the size
-    known     sizes, as far as the text goes
-    around    by block, the blocks that it is in, and itself
+    values    by allocation its values, in program order
+    carries   for a value that a loop carries the loop, and the number of the carry
+    types     for such a value the type of the initial carry, which its memory has
+    resized   such values whose size changes between steps
+    symbols   the symbols that the program defines up to here
+    ancestors by block, the blocks that contain it, and itself
     part_of   by memory, the part of a result that it is
     parts     by memory, the memory of its parts
     """
@@ -99,9 +99,9 @@ class _Places:
         self.carries: dict[Value, tuple[Equation, int]] = {}
         self.types: dict[Value, TensorType] = {}
         self.resized: set[Value] = set()
-        self.known: set[Symbol] = set()
+        self.symbols: set[Symbol] = set()
         self.block_of: dict[Value, Block] = {}
-        self.around: dict[Block, tuple[Block, ...]] = {}
+        self.ancestors: dict[Block, tuple[Block, ...]] = {}
         self._places: dict[Allocation, Hashable] = {}
         self._enter(plan.program.block, ())
         self.part_of: dict[Hashable, Part] = {}
@@ -112,19 +112,19 @@ class _Places:
                 self.part_of[allocation] = allocation.part_of
                 self.parts.setdefault(whole, []).append(allocation)
 
-    def _enter(self, block: Block, around: tuple[Block, ...]) -> None:
-        self.around[block] = (*around, block)
+    def _enter(self, block: Block, ancestors: tuple[Block, ...]) -> None:
+        self.ancestors[block] = (*ancestors, block)
         for value in block.parameters:
             self._note(value, block)
         for equation in block.equations:
-            if isinstance(own := equation.definition, Loop | While):
-                self._carry(equation, own)
+            if isinstance(definition := equation.definition, Loop | While):
+                self._carry(equation, definition)
             for inner in blocks(equation.definition):
-                self._enter(inner, self.around[block])
+                self._enter(inner, self.ancestors[block])
             for value in equation.results:
                 self._note(value, block)
             if equation.symbol is not None:
-                self.known.add(equation.symbol)
+                self.symbols.add(equation.symbol)
 
     def _carry(self, equation: Equation, loop: Loop | While) -> None:
         for k, first in enumerate(loop.carry):
@@ -133,29 +133,31 @@ class _Places:
             sizes = {plain_symbol(n) for v in parameters for n in v.shape}
             self.carries |= dict.fromkeys(group, (equation, k))
             self.types |= dict.fromkeys(group, first.type)
-            if not sizes <= {None, *self.known}:
+            if not sizes <= {None, *self.symbols}:
                 self.resized.update(group)
 
     def type_of(self, value: Value) -> TensorType:
-        """That of the memory of a value."""
+        """Return the type of a value's memory."""
         return self.types.get(value, value.type)
 
     def _note(self, value: Value, block: Block) -> None:
         self.block_of[value] = block
         symbols = map(plain_symbol, value.shape)
-        self.known.update(s for s in symbols if s is not None)
+        self.symbols.update(s for s in symbols if s is not None)
         allocation = self.plan.of(value)
         if allocation is not None:
             self.values.setdefault(allocation, []).append(value)
 
     def of(self, value: Value) -> Hashable:
-        """The memory of a value; None: it is in registers."""
+        """Return the memory of a value, or None if it is in registers."""
         allocation = self.plan.of(value)
         return None if allocation is None else self.at(allocation)
 
     def at(self, allocation: Allocation) -> Hashable:
         if allocation not in self._places:
-            self._places[allocation] = allocation  # if it were a row of itself
+            self._places[allocation] = (
+                allocation  # ends the recursion if it is a row of itself
+            )
             self._places[allocation] = self._place(allocation)
         return self._places[allocation]
 
@@ -165,31 +167,32 @@ class _Places:
             return allocation
         if allocation.row_of is not None:
             memory, equation = allocation.row_of
-            own = equation.definition
-            count = len(own.carry) if isinstance(own, Loop | While) else 0
+            definition = equation.definition
+            count = len(definition.carry) if isinstance(definition, Loop | While) else 0
             for stack in equation.results[count:]:
                 if self.plan.of(stack) is memory and memory is not allocation:
                     return _Row(self.at(memory), stack)
         if allocation.output is None:
             return allocation
-        # The memory for a result is that of the parameter which it updates, if any.
+        # A result that updates a parameter is in the memory of the parameter.
         k = self.plan.updated.get(allocation.output)
         return allocation.output if k is None else self.plan.of(parameters[k])
 
     # --- parts ---
 
     def enclosing(self, memory: Hashable) -> list[Hashable]:
-        """The memory that one is a part of, from itself on."""
-        found = [memory]
-        while (part := self.part_of.get(found[-1])) is not None:
+        """Return the memory, the one that it is a part of, and so on outwards."""
+        chain = [memory]
+        while (part := self.part_of.get(chain[-1])) is not None:
             whole = self.of(part.result)
-            if whole in found:
+            if whole in chain:
                 break
-            found.append(whole)
-        return found
+            chain.append(whole)
+        return chain
 
     def is_dense(self, memory: Hashable) -> bool:
-        """Whether memory has no gaps: each part, or row, that it is in has none."""
+        """Return whether memory is contiguous, and so each part or row that contains
+        it."""
         if isinstance(memory, _Row):
             return self.is_dense(memory.memory)
         *parts, outermost = self.enclosing(memory)
@@ -198,7 +201,7 @@ class _Places:
         return not isinstance(outermost, _Row) or self.is_dense(outermost)
 
     def overlapping(self, memory: Hashable) -> Iterator[Hashable]:
-        """The memory that has elements of another, and that itself."""
+        """Yield the memory itself and all memory that shares elements with it."""
         yield from self._with_parts(memory)
         inner, *wholes = self.enclosing(memory)
         for whole in wholes:
@@ -213,15 +216,18 @@ class _Places:
         for part in self.parts.get(memory, ()):
             yield from self._with_parts(part)
 
-    def _are_apart(self, one: Hashable, other: Hashable) -> bool:
-        """Whether two parts of one memory are different pieces of one definition."""
-        a, b = self.part_of[one], self.part_of[other]
+    def _are_apart(self, part: Hashable, other: Hashable) -> bool:
+        """Return whether two parts of one memory are disjoint pieces of one
+        definition."""
+        a, b = self.part_of[part], self.part_of[other]
         same = a.equation is b.equation and a.number == b.number
         return same and a.piece is not b.piece
 
     def is_piece(self, memory: Hashable, whole: Hashable, equation: Equation) -> bool:
-        """Whether memory is, or is in, a part that an equation need not write as it
-        writes a whole."""
+        """Return whether memory lies in a part that an equation leaves unwritten.
+
+        The equation writes the other pieces of `whole`.
+        """
         inner = self.enclosing(memory)
         if whole not in inner[1:]:
             return False
@@ -230,7 +236,7 @@ class _Places:
     # --- rules ---
 
     def check(self) -> None:
-        """Check what does not depend on the order of reads and writes."""
+        """Check the rules that do not depend on the order of reads and writes."""
         for allocation, values in self.values.items():
             for value in values:
                 self._check_layout(allocation, value)
@@ -246,8 +252,8 @@ class _Places:
         for number, k in self.plan.updated.items():
             value = self.plan.program.block.results[number]
             parameter = self.plan.program.block.parameters[k]
-            given = self.plan.donated.get(number) == k
-            same = given and self.plan.of(value) is self.plan.of(parameter)
+            is_donated = self.plan.donated.get(number) == k
+            same = is_donated and self.plan.of(value) is self.plan.of(parameter)
             self._require(same, value, f"does not update `{parameter.name}`")
 
     def _require(self, holds: object, value: Value, rule: str) -> None:
@@ -255,28 +261,32 @@ class _Places:
             _fail(self.plan, value, rule)
 
     def _check_layout(self, allocation: Allocation, value: Value) -> None:
-        """Values of one allocation have one layout, but for a carry whose size steps
-        change: that has memory of its own."""
-        first, mine = self.values[allocation][0], self.carries.get(value)
-        alike = same_layout(self.type_of(first), self.type_of(value))
+        """Check that all values of an allocation have the same layout.
+
+        A carry whose size changes between steps has its own memory instead.
+        """
+        first, carry = self.values[allocation][0], self.carries.get(value)
+        fits = same_layout(self.type_of(first), self.type_of(value))
         if value in self.resized:
-            alike = all(self.carries.get(v) == mine for v in self.values[allocation])
+            fits = all(self.carries.get(v) == carry for v in self.values[allocation])
         rule = f"has not the layout of `{first.name}`, in whose memory it is"
-        self._require(alike, value, rule)
+        self._require(fits, value, rule)
 
     def _check_row(
         self, allocation: Allocation, memory: Allocation, equation: Equation
     ) -> None:
-        value, own = self.values[allocation][0], equation.definition
-        is_row = isinstance(own, Loop | While) and isinstance(self.at(allocation), _Row)
+        value, definition = self.values[allocation][0], equation.definition
+        is_row = isinstance(definition, Loop | While) and isinstance(
+            self.at(allocation), _Row
+        )
         self._require(is_row, value, "is in the row of what is no stack")
-        assert isinstance(own, Loop | While)
+        assert isinstance(definition, Loop | While)
         [stack, *_] = self.values[memory]
         type_ = self.type_of(value)
         fits = same_layout(type_, stack.type.with_shape(stack.shape[1:]))
         self._require(fits, value, f"is no row of `{stack.name}`")
         for value in self.values[allocation]:
-            inside = own.body in self.around[self.block_of[value]]
+            inside = definition.body in self.ancestors[self.block_of[value]]
             rule = f"is in a row of `{stack.name}`, and not made in a step"
             self._require(inside and value not in self.carries, value, rule)
 
@@ -290,11 +300,12 @@ class _Places:
         self._require(fits, value, f"is not laid out as result {number} is")
 
     def _check_part(self, allocation: Allocation, part: Part) -> None:
-        """A part is all of a value, and where the piece is that has its elements."""
+        """Check that a part is all of a value, at the place of the piece that reads
+        it."""
         value, whole = self.values[allocation][0], self.of(part.result)
-        alike = same_layout(self.type_of(value), self.type_of(part.value))
+        fits = same_layout(self.type_of(value), self.type_of(part.value))
         rule = f"is not laid out as `{part.value.name}`, a part of `{part.result.name}`"
-        self._require(alike, value, rule)
+        self._require(fits, value, rule)
         rule = f"is no part of `{part.result.name}`"
         self._require(_is_part(part) and whole is not None, value, rule)
         self._require(self.at(allocation) is allocation, value, rule)
@@ -305,38 +316,38 @@ class _Places:
         )
 
     def is_sized(self, type_: TensorType) -> bool:
-        """Whether memory of a type can be made when the program begins."""
+        """Return whether the entry of the program knows the size of a type."""
         inputs = self.plan.program.block.parameters
-        known = {s for value in inputs for s in free_symbols(*value.shape)}
-        return known.issuperset(free_symbols(*type_.shape))
+        symbols = {s for value in inputs for s in free_symbols(*value.shape)}
+        return symbols.issuperset(free_symbols(*type_.shape))
 
 
 # --- what memory holds ----------------------------------------------------------------
 
 
 class _Walk:
-    """The value that each memory holds, or what is left of one; None: parts of several,
-    or no one's.
+    """A walk that follows which value each memory holds.
 
-    views   what is read of a value that has no memory of its own
-    also    the rows that a value is, beside its own memory
-    made    the block in which memory of a size that the run knows was made
-    known   the sizes that are known
+    held      by memory its value, or what is left of that; None: several, or none
+    views     the values that a view reads
+    rows      the rows that a value is written to beside its own memory
+    homes     the block in which memory of a size known only at runtime is allocated
+    symbols   the symbols defined so far
     """
 
     def __init__(self, plan: MemoryPlan, places: _Places) -> None:
         self.plan, self.places = plan, places
         self.held: _Held = {}
         self.views: dict[Value, tuple[Value, ...]] = {}
-        self.also: dict[Value, list[_Row]] = {}
-        self.made: dict[Allocation, Block] = {}
-        self.known: set[Symbol] = set()
+        self.rows: dict[Value, list[_Row]] = {}
+        self.homes: dict[Allocation, Block] = {}
+        self.symbols: set[Symbol] = set()
         self.block = plan.program.block
 
     def program(self) -> None:
         block, places = self.plan.program.block, self.places
         for value in block.parameters:
-            self.know(value.type)
+            self.define_sizes(value.type)
             self.write(value)
         self.equations(block)
         self.read(block.results)
@@ -357,11 +368,12 @@ class _Walk:
     # --- reads and writes ---
 
     def bases(self, value: Value) -> tuple[Value, ...]:
-        """What is read of a value: itself, or what it is a view of."""
+        """Return the values that a read of a value reads: itself, or the bases of a
+        view."""
         return self.views.get(value, (value,))
 
     def read(self, values: Iterable[Value], equation: Equation | None = None) -> None:
-        """Values are read, by the expressions of an equation or as a whole."""
+        """Check reads of values, by the expressions of an equation or as a whole."""
         for value in values:
             for base in self.bases(value):
                 memory = self.places.of(base)
@@ -371,27 +383,30 @@ class _Walk:
                     if isinstance(other, Value):
                         name = f"`{other.name}`"
                     rule = f"is read where its memory holds {name}"
-                    left = self.reads_what_is_left(equation, base, other)
+                    left = self.reads_the_rest_only(equation, base, other)
                     self.require(other is base or left, base, rule)
 
-    def reads_what_is_left(
+    def reads_the_rest_only(
         self, equation: Equation | None, value: Value, held: Value | _Rest | None
     ) -> bool:
-        """Whether an equation reads of a value no element of parts that are written
-        over: it has them as pieces in which it does not read the value."""
+        """Return whether an equation reads only those elements that still exist.
+
+        That holds where the overwritten parts are pieces of the equation in which it
+        does not read the value.
+        """
         if equation is None or not isinstance(held, _Rest):
             return False
         definition = equation.definition
         if not isinstance(definition, d.Cut):
             return False
         parts = [self.places.part_of[memory] for memory in held.parts]
-        there = [n.attr for part in parts for n in elements(part.piece.elements)]
+        in_parts = [n.attr for part in parts for n in elements(part.piece.elements)]
         at = d.axes(equation.results[0].type.ndim)
         nodes = [n for n in elements(all_expressions(definition)) if n.attr is value]
         return (
             held.value is value
             and all(part.equation is equation for part in parts)
-            and value not in there
+            and value not in in_parts
             and all(index_of(node) == at for node in nodes)
         )
 
@@ -412,55 +427,58 @@ class _Walk:
                     self.held[outer] = _Rest(held.value, held.parts | {inner})
                 inner = outer
             self.held[memory] = value
-        self.make(value)
+        self.allocate(value)
 
     def written(self, value: Value) -> list[Hashable]:
-        """The memory that a value is written to as it is computed."""
+        """Return the memory that is written when a value is computed."""
         memory = self.places.of(value)
-        return [*([] if memory is None else [memory]), *self.also.get(value, ())]
+        return [*([] if memory is None else [memory]), *self.rows.get(value, ())]
 
-    def make(self, value: Value) -> None:
-        """Memory of a size that the run finds is made where it is written first, as
-        soon as that is in a part of it, and is there to the end of that block."""
+    def allocate(self, value: Value) -> None:
+        """Record where memory whose size is known only at runtime is allocated.
+
+        It is allocated at the first write to it, or to a part of it, and exists until
+        the end of that block.
+        """
         allocation = self.plan.of(value)
         if allocation is None:
             return
-        for whole in self.plan.allocations.around(allocation):
+        for whole in self.plan.allocations.enclosing(allocation):
             if self.places.is_sized(whole.type):
                 continue
-            home = self.made.setdefault(whole, self.block)
+            home = self.homes.setdefault(whole, self.block)
             rule = "is in memory that was made in another block"
-            self.require(home in self.places.around[self.block], value, rule)
-            found = {*free_symbols(*whole.type.shape)} - self.plan.entry
+            self.require(home in self.places.ancestors[self.block], value, rule)
+            unknown = {*free_symbols(*whole.type.shape)} - self.plan.entry
             rule = "is in memory whose size is not known yet"
-            self.require(whole is allocation or found <= self.known, value, rule)
+            self.require(whole is allocation or unknown <= self.symbols, value, rule)
 
-    def know(self, type_: TensorType) -> None:
+    def define_sizes(self, type_: TensorType) -> None:
         symbols = map(plain_symbol, type_.shape)
-        self.known.update(s for s in symbols if s is not None)
+        self.symbols.update(s for s in symbols if s is not None)
 
     # --- equations ---
 
     @contextmanager
-    def within(self, block: Block) -> Iterator[None]:
+    def in_block(self, block: Block) -> Iterator[None]:
         before, self.block = self.block, block
         yield
         self.block = before
 
     def equations(self, block: Block) -> None:
-        with self.within(block):
+        with self.in_block(block):
             for equation in block.equations:
                 self.equation(equation)
                 for value in equation.results:
-                    self.know(value.type)
+                    self.define_sizes(value.type)
                 if equation.symbol is not None:
-                    self.known.add(equation.symbol)
+                    self.symbols.add(equation.symbol)
 
     def equation(self, equation: Equation) -> None:
         definition = equation.definition
         self.read(operands(definition))
-        self.dense(equation)
-        self.distinct(equation.results)
+        self.require_dense(equation)
+        self.require_distinct(equation.results)
         match definition:
             case Branch():
                 self.branch(equation, definition)
@@ -473,8 +491,9 @@ class _Walk:
             case _:
                 self.definition(equation)
 
-    def dense(self, equation: Equation) -> None:
-        """What is read or made as a whole has memory without gaps."""
+    def require_dense(self, equation: Equation) -> None:
+        """Check that values that are read or written as a whole have contiguous
+        memory."""
         definition = equation.definition
         values: list[Value] = []
         if isinstance(definition, Library | Callback | Call):
@@ -485,50 +504,54 @@ class _Walk:
             rule = "has memory with gaps, and is read or made as a whole"
             self.require(self.places.is_dense(self.places.of(value)), value, rule)
 
-    def distinct(self, values: Sequence[Value]) -> None:
-        """What is written at once is in different memory."""
-        known: dict[Hashable, Value] = {}
+    def require_distinct(self, values: Sequence[Value]) -> None:
+        """Check that values that are written at once have disjoint memory."""
+        writers: dict[Hashable, Value] = {}
         for value in values:
             memory = self.places.of(value)
             if memory is not None:
-                other = known.get(memory, value)
+                other = writers.get(memory, value)
                 rule = f"is written at once with `{other.name}`, to the same memory"
                 self.require(other is value, value, rule)
-                known |= dict.fromkeys(self.places.overlapping(memory), value)
+                writers |= dict.fromkeys(self.places.overlapping(memory), value)
 
     def definition(self, equation: Equation) -> None:
         definition = equation.definition
-        inside: list[Expr] = []
+        nodes: list[Expr] = []
         if not isinstance(definition, Region):
-            inside = list(elements(all_expressions(definition)))
-        self.read((node.attr for node in inside), equation)
+            nodes = list(elements(all_expressions(definition)))
+        self.read((node.attr for node in nodes), equation)
         ordered = isinstance(definition, d.Pointwise | d.Cut | d.Prefix)
-        kept = self._kept(definition)
-        for number, made in enumerate(equation.results):
-            for memory in self.written(made):
+        updated = self._updated_operands(definition)
+        for number, result in enumerate(equation.results):
+            for memory in self.written(result):
                 over = set(self.places.overlapping(memory))
-                for node in inside:
-                    own = ordered and index_of(node) == d.axes(made.type.ndim)
+                for node in nodes:
+                    is_in_place = ordered and index_of(node) == d.axes(result.type.ndim)
                     for base in self.bases(node.attr):
                         read = self.places.of(base)
                         fits = read not in over or (
-                            own and base is node.attr
+                            is_in_place and base is node.attr
                             if read == memory
                             else self.places.is_piece(read, memory, equation)
                         )
-                        rule = f"is written over by `{made.name}` before it is read"
+                        rule = f"is written over by `{result.name}` before it is read"
                         self.require(fits, base, rule)
                 for k, value in enumerate(operands(definition)):
                     for base in self.bases(value):
                         read = self.places.of(base)
-                        own = read == memory and kept.get(number) == k and base is value
-                        rule = f"is an operand in the memory of `{made.name}`"
-                        self.require(read not in over or own, base, rule)
-        for made in equation.results:
-            self.write(made)
+                        is_in_place = (
+                            read == memory
+                            and updated.get(number) == k
+                            and base is value
+                        )
+                        rule = f"is an operand in the memory of `{result.name}`"
+                        self.require(read not in over or is_in_place, base, rule)
+        for result in equation.results:
+            self.write(result)
 
-    def _kept(self, definition: object) -> dict[int, int]:
-        """By the number of a result the operand that it may start as."""
+    def _updated_operands(self, definition: object) -> dict[int, int]:
+        """Return by the number of a result the operand that it updates in place."""
         match definition:
             case d.Scatter():
                 return {0: 0}
@@ -543,8 +566,8 @@ class _Walk:
 
     def branch(self, equation: Equation, branch: Branch) -> None:
         for value in equation.results:
-            if self.known.issuperset(free_symbols(*value.shape)):
-                self.make(value)  # both sides may write it
+            if self.symbols.issuperset(free_symbols(*value.shape)):
+                self.allocate(value)  # both blocks may write it
         before, after = self.held, list[_Held]()
         for block in branch.blocks:
             self.held = dict(before)
@@ -554,30 +577,32 @@ class _Walk:
             after.append(self.held)
         self.held = dict(before)
         for memory in {m for held in after for m in held}:
-            found = {id(h.get(memory)): h.get(memory) for h in after}
-            self.held[memory] = next(iter(found.values())) if len(found) == 1 else None
+            contents = {id(h.get(memory)): h.get(memory) for h in after}
+            self.held[memory] = (
+                next(iter(contents.values())) if len(contents) == 1 else None
+            )
         for value in equation.results:
             self.write(value)
 
     def moves(self, values: Sequence[Value], targets: Sequence[Value]) -> None:
-        """Values are copied one after the other to where others are."""
-        there = []
+        """Check the copies of values, one after the other, to the memory of targets."""
+        unmoved = []
         for value, target in zip(values, targets, strict=True):
-            memory, own = self.places.of(target), self.places.of(value)
-            if memory is None or own == memory:
-                there.append(target)
+            memory, source = self.places.of(target), self.places.of(value)
+            if memory is None or source == memory:
+                unmoved.append(target)
             else:
                 self.read([value])
                 rule = f"is copied to memory that it is in, that of `{target.name}`"
-                self.require(own not in self.places.overlapping(memory), value, rule)
+                self.require(source not in self.places.overlapping(memory), value, rule)
                 self.write(target)
-        for target in there:
+        for target in unmoved:
             self.write(target)
 
     def carried(self, parameters: Sequence[Value]) -> None:
-        """Parameters are where the carry is, each in memory of its own."""
+        """Write the parameters of a loop to the memory of its carries."""
         for value in parameters:
-            self.know(value.type)
+            self.define_sizes(value.type)
             self.write(value)
         self.read(parameters)
 
@@ -596,42 +621,43 @@ class _Walk:
             self.read([*body.results[:count], *stacks])
             self.carried(body.parameters)
         self.test(loop)
-        own = {*body.parameters, *stacks}
-        for memory, held in before.items():  # it may take no step
-            if self.held.get(memory) is not held and held not in own:
+        loop_values = {*body.parameters, *stacks}
+        for memory, held in before.items():  # the loop may run zero steps
+            if self.held.get(memory) is not held and held not in loop_values:
                 self.held[memory] = None
         for value in equation.results[:count]:
             self.write(value)
 
     def test(self, loop: Loop | While) -> None:
-        """The test of a loop leaves the carry as it is."""
+        """Check that the test of a loop keeps the carry."""
         if isinstance(loop, While):
             self.carried(loop.test.parameters)
             self.equations(loop.test)
             self.read([*loop.test.results, *loop.test.parameters])
 
     def step(self, body: Block, rows: Sequence[tuple[Value, Value]]) -> None:
-        """One step of a loop; its `rows` are values of the body, with their stacks."""
+        """Walk one step of a loop; `rows` pairs values of the body with their
+        stacks."""
         self.carried(body.parameters)
-        before = self.also
+        before = self.rows
         places = [(row, _Row(self.places.of(stack), stack)) for row, stack in rows]
-        self.also = {v: list(those) for v, those in before.items()}
+        self.rows = {v: list(targets) for v, targets in before.items()}
         for row, place in places:
-            self.also.setdefault(row, []).append(place)
-            self.held[place] = None  # another one than that of the step before
+            self.rows.setdefault(row, []).append(place)
+            self.held[place] = None  # a new row in each step
         self.equations(body)
-        self.also = before
+        self.rows = before
         for row, place in places:
             self.read([row])
             self.held[place] = row
 
 
 def _is_part(part: Part) -> bool:
-    """Whether a piece of a result is all of a value, and where the part says."""
+    """Return whether a part is a whole value at the place that its window states."""
     return any(
-        found.value is part.value
-        and found.piece is part.piece
-        and found.number == part.number
-        and same_window(found.window, part.window)
-        for found in parts(part.equation)
+        candidate.value is part.value
+        and candidate.piece is part.piece
+        and candidate.number == part.number
+        and same_window(candidate.window, part.window)
+        for candidate in parts(part.equation)
     )
