@@ -1,1 +1,1 @@
-"""The kernel program: definitions of values by expressions, before any memory."""
+"""The kernel program: values in SSA form, defined by expressions, without memory."""

@@ -1,12 +1,21 @@
-"""A graph becomes a kernel program: each node's rule is called once, with values.
+"""Build the kernel program of a graph: each node's lowering rule is called once.
 
-    def f(x: f64[n]) -> f64:                program f(x: f64[n]):
-        v0: f64[n] = multiply(x, f64(2.0))      v0[i0 < n]: f64 = x[i0] * 2.0
-        v1: f64 = reduce_sum(v0, axes=(0,))     v1: f64 = reduce add i0 < n of v0[i0]
-        return v1                               return v1
+For example the graph
 
-Dead nodes are left out, and equal ones done once. The graph that an operator stands for
-is part of the block around it.
+    def f(x: f64[8]) -> f64:
+        v0: f64[8] = multiply(x, f64(2.0))
+        v1: f64 = reduce_sum(v0, axes=(0,))
+        return v1
+
+becomes
+
+    program f(x: f64[8]):
+        v0: f64[8] = x[i0] * 2.0 for i0 < 8
+        v1: f64[] = reduce add from 0.0 of v0[i0] over i0 < 8
+        return v1
+
+Dead nodes are dropped, and equal nodes are computed once. A graph that an operator
+expands to is inlined into the block of the operator.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,13 +50,13 @@ Env = dict[GraphVar, Value]
 
 
 def kernel_program(graph: Graph) -> KernelProgram:
-    """The kernel program that computes `graph`."""
+    """Return the kernel program that computes `graph`."""
     return _Builder({}).program(graph)
 
 
 @dataclass
 class _Builder:
-    """Builds one program; the functions that it calls are shared by all that do."""
+    """A builder of one program; all builders share the functions that they call."""
 
     functions: dict[Graph, KernelProgram]
     called: dict[Graph, KernelProgram] = field(default_factory=dict)
@@ -68,7 +77,7 @@ class _Builder:
         return KernelProgram(graph.name, block, functions, symbols)
 
     def function(self, graph: Graph) -> KernelProgram:
-        """The program of a function that nodes call."""
+        """Return the program of a function that nodes call."""
         if graph not in self.functions:
             program = _Builder(self.functions).program(graph)
             program.name += f"_{len(self.functions)}"
@@ -79,14 +88,14 @@ class _Builder:
     # --- blocks ---
 
     def sizes(self, graph: Graph, inputs: Sequence[Value], block: Block) -> None:
-        """Let a block know the symbols of a graph, of which the first inputs are."""
+        """Define in a block the symbols of a graph, which are its first inputs."""
         for var, value in zip(graph.symbols, inputs, strict=False):
             size = Pointwise((value[()],), is_view=True)
             results = (self.value(var.type),)
             block.equations.append(Equation(results, size, var.node, var.node.symbol))
 
     def graph(self, graph: Graph, inputs: Sequence[Value], block: Block) -> None:
-        """Add what a graph computes of these inputs to a block, whose results it is."""
+        """Add the equations of a graph to a block, and set the block's results."""
         env: Env = dict(zip(graph.inputs, inputs, strict=True))
         live = Liveness(graph)
         for node in live.nodes:
@@ -102,8 +111,15 @@ class _Builder:
         rows: Sequence[Value] = (),
         row: Callable[[Value, Value], Equation] | None = None,
     ) -> Block:
-        """A block of its own. Of the graph's inputs, in order, `before` and `after` are
-        values from around it, and `rows` tensors of which each step has one row."""
+        """Return a new block for a graph.
+
+        Args:
+            before: Values from the enclosing block, for the first inputs of the graph.
+            parameters: The parameters of the block, for the inputs that follow.
+            after: Values from the enclosing block, for the last inputs.
+            rows: Tensors of which each step reads one row, for the inputs between.
+            row: Returns the equation that defines such a row.
+        """
         block = Block(list(parameters))
         inputs = [*before, *parameters]
         self.sizes(graph, inputs, block)
@@ -133,16 +149,19 @@ class _Builder:
             return
         results = [self.value(type_) for type_ in types]
         env.update(zip(node.results, results, strict=True))
-        is_each = isinstance(lowered, tuple)  # there is a kernel for each result
+        is_each = isinstance(lowered, tuple)  # a kernel for each result
         for n, kernel in enumerate(lowered if is_each else (lowered,)):
-            own = tuple(results[n : n + 1] if is_each else results)
-            made = self.definition(node, kernel, [value.type for value in own])
-            block.equations.append(Equation(own, made, node, node.symbol))
+            targets = tuple(results[n : n + 1] if is_each else results)
+            right_side = self.definition(
+                node, kernel, [value.type for value in targets]
+            )
+            block.equations.append(Equation(targets, right_side, node, node.symbol))
 
     def definition(
         self, node: Node, lowered: k.Kernel | k.Region, types: Sequence[TensorType]
     ) -> Definition | Region:
-        """What a node lowers to, with blocks and programs in place of graphs."""
+        """Return the definition of a node, with blocks and programs in place of
+        graphs."""
         match lowered:
             case k.Branch(selector, branches, operands):
                 inputs = list(map(_operand, operands))
@@ -212,7 +231,7 @@ def _value(arg: Arg, live: Liveness, env: Env) -> Value:
 
 
 def _operand(operand: Any) -> Value:
-    """An operand of a region: a value, a constant, or a size."""
+    """Return an operand of a region, a value, a constant or a size, as a value."""
     if isinstance(operand, Value):
         return operand
     if isinstance(operand, Constant):

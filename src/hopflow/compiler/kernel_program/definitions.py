@@ -1,17 +1,17 @@
-"""Definitions: what values are, as data.
+"""Definitions: the computation of values, as data.
 
-A definition holds expressions over axes, where a kernel of `loop_ir.kernels` has
-functions of an index. Axis k is the same variable in every definition: so what is read
-at a reader's own index is the same node, and needs no substitution. The axes of a space
-that is summed over come after those of the result.
+A definition has expressions over axes, where a kernel of `loop_ir.kernels` has
+functions of an index. Axis k is the same variable in every definition, so that an
+element read at the reader's own index is the same node and needs no substitution. The
+axes of a reduction's space come after those of the result.
 
     Pointwise((add(x[i0, i1], y[i1]),))               r[i0, i1] = x[i0, i1] + y[i1]
     Cut(0, n, Pointwise((x[i0],)), Pointwise((0,)))   r[i0] = x[i0] if i0 < n else 0
     Reduction((n,), (0.0,), "add", (x[i0, i1],))      r[i0] = sum of x[i0, i1], i1 < n
 
-`x[i]` is an "element" node: of an operand, by one i64 expression an axis, and perhaps
-under a condition: where that is false nothing is read. The kernels without functions
-(`Library`, `Callback`, `Invocation`) are definitions as they are.
+`x[i]` is an "element" node: of an operand, by one i64 expression for each axis. It may
+have a condition, and is not read where that is false. The kernels without functions
+(`Library`, `Callback`, `Invocation`) are definitions themselves.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _AXES: Final[list[Expr]] = []
 
 
 def axes(count: int) -> Index:
-    """The first axes, as i64 expressions."""
+    """Return the first axes, as i64 expressions."""
     while len(_AXES) < count:
         _AXES.append(e.read(Var(f"i{len(_AXES)}", dtypes.int64)))
     return tuple(_AXES[:count])
@@ -37,7 +37,7 @@ def axes(count: int) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`results` over `parameters`: variables, which a caller gives values."""
+    """`results` as expressions over `parameters`, which are variables."""
 
     parameters: tuple[Expr, ...]
     results: tuple[Expr, ...]
@@ -45,10 +45,14 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`holds` for all indices in `shape`, or the program stops with an error that tells
-    `values`. Where `passed`, over no axes, is true, all are known to hold. A check that
-    `is_free` guards nothing: where it does not hold, no memory is read for it, and what
-    is computed is used by no one."""
+    """A condition that stops the program with an error where it fails.
+
+    holds     the condition, which must hold for all indices in `shape`
+    values    the values that the error reports
+    passed    a condition over no axes; where it is true, the check holds
+    is_free   the check guards nothing: where it fails, nothing is read out of bounds,
+              and nothing reads what is computed
+    """
 
     kind: Literal["index", "divide", "power", "check", "range"]
     shape: tuple[Size, ...]
@@ -60,10 +64,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """One of the `elements` for each index of each result, which have one shape.
+    """One of the `elements` for each index of each result; results have one shape.
 
     All elements at an index are computed before one of them is stored. `is_view` is as
-    of a kernel.
+    for a kernel.
     """
 
     elements: tuple[Expr, ...]
@@ -89,7 +93,8 @@ class Cut:
 class Reduction:
     """For each index of the result, `element` combined over `space`.
 
-    combine   a name, for any order; or a function of the accumulators and the elements
+    combine   the name of an operation that may run in any order, or a function of the
+              accumulators and the elements
     finish    for each result a function of the accumulators, over the result's axes
     """
 
@@ -113,8 +118,10 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """`base` with `value` at `position`, for each index of `space` for which `keep`
-    holds. `combine` is a function of the old element and the value."""
+    """`base` with `value` at `position`, for each index of `space` where `keep` holds.
+
+    combine   a function of the old element and the value, if it is not a replacement
+    """
 
     base: Operand
     space: tuple[Size, ...]
@@ -127,7 +134,7 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """The i < `length` for which `keep` holds, ascending."""
+    """The indices i < `length` for which `keep` holds, in ascending order."""
 
     length: Size
     keep: Expr
@@ -135,9 +142,9 @@ class Compact:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """No result: only checks.
+    """A definition without results, of checks alone.
 
-    types   of values that are not computed as such: there must be memory for them
+    types   the types of values that are not computed, but must fit into memory
     """
 
     checks: tuple[Check, ...] = ()
@@ -145,7 +152,7 @@ class Effect:
 
     @property
     def is_free(self) -> bool:
-        """Whether it is checks that guard nothing."""
+        """Whether no check guards anything."""
         return len(self.checks) > 0 and all(check.is_free for check in self.checks)
 
 
@@ -164,7 +171,7 @@ Definition: TypeAlias = (
 
 
 def parameters(values: Sequence[Expr], name: str) -> tuple[Expr, ...]:
-    """Variables of the types of values, numbered if there are several."""
+    """Return variables of the types of values, numbered if there are several."""
     names = [name] if len(values) == 1 else [f"{name}{k}" for k in range(len(values))]
     pairs = zip(names, values, strict=True)
-    return tuple([e.read(Var(own, value.dtype)) for own, value in pairs])
+    return tuple([e.read(Var(label, value.dtype)) for label, value in pairs])

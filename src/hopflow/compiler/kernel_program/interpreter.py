@@ -1,6 +1,7 @@
-"""Running kernel programs, element by element and with every read checked.
+"""A reference interpreter of kernel programs, which checks every element that it reads.
 
-Too simple to be wrong, and slow: what lowering rules say, before anything is scheduled.
+It evaluates one element at a time: slow, but simple enough to be the reference for the
+schedule and for compiled code.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,13 +39,13 @@ Variables: TypeAlias = Mapping[Var, Any]
 
 
 class NegativeSizeError(KernelProgramError):
-    """The inputs of a run make a size negative: they break a promise."""
+    """The inputs of a run make a size negative, which their types exclude."""
 
 
 class KernelTrap(HopflowError):
-    """A check did not hold, a loop had no steps left, or a routine failed.
+    """A check fails, a loop exceeds its limit of steps, or a routine fails.
 
-    node   of the graph, if the definition is of a program
+    node   the node of the graph, if the definition belongs to a program
     """
 
     def __init__(self, kind: Kind, values: tuple[int, ...] = ()) -> None:
@@ -54,44 +55,48 @@ class KernelTrap(HopflowError):
 
 
 class Host:
-    """What a running program asks of the process around it."""
+    """The services of the process that a running program uses."""
 
     def spend(self, steps: int) -> None:
-        """Note that so many nodes and elements are computed next."""
+        """Account for the nodes and elements that are computed next."""
 
     def call(
-        self, node: Node, given: Sequence[Array], _empty: Callable[[], list[Array]]
+        self, node: Node, arrays: Sequence[Array], _empty: Callable[[], list[Array]]
     ) -> list[Array]:
-        """The results of the Python function of a node; `_empty` makes arrays of their
-        types."""
+        """Return the results of the Python function of a node.
+
+        Args:
+            arrays: The operands of the node.
+            _empty: Returns uninitialized arrays of the types of the results.
+        """
         assert node.op is not None
-        return [np.asarray(a) for a in node.op.run(*given, **node.params)]
+        return [np.asarray(a) for a in node.op.run(*arrays, **node.params)]
 
 
 def run(
     program: KernelProgram, arrays: Sequence[Array], host: Host | None = None
 ) -> list[Array]:
-    """The results of a program, for arrays in place of its parameters.
+    """Return the results of a program for arrays as its parameters.
 
     Args:
-        host: What it asks of the process around it: None runs callbacks, and as long as
-            it takes.
+        host: The services of the process. By default callbacks are called, and the run
+            may take any time.
 
     Raises:
-        KernelTrap: What a check, a loop or a routine of the program stops it with.
-        KernelProgramError: It reads out of range, or a value is not of its type: a
-            defect of ours.
+        KernelTrap: A check, a loop or a routine of the program fails.
+        KernelProgramError: The program reads out of bounds, or a value does not have
+            its type, which is a defect of the compiler.
     """
     with np.errstate(all="ignore"):
         return Machine(host=host).program(program, arrays)
 
 
 class Machine:
-    """The values of a program that runs, and of its symbols.
+    """The state of a running program.
 
-    symbols    by symbol, the size
-    arrays     by value, the elements
-    counters   by variable, where a loop is
+    symbols    the number of each symbol
+    arrays     the elements of each value
+    counters   the current step of each loop, by its variable
     """
 
     def __init__(
@@ -106,7 +111,7 @@ class Machine:
     # --- values ---
 
     def bind(self, value: Value, array: Array) -> None:
-        """Say what a value is. Symbols that are sizes of it are known from here on."""
+        """Set the elements of a value, and the symbols that are sizes of it."""
         self.host.spend(1 + array.size // 8)
         type_ = value.type
         fits = array.dtype == type_.dtype.dtype and array.ndim == type_.ndim
@@ -121,36 +126,36 @@ class Machine:
         self.arrays[value] = array
 
     def array(self, value: Value) -> Array:
-        """The elements of a value that is read as a whole."""
+        """Return the elements of a value that is read as a whole."""
         return self.held(value)
 
     def held(self, value: Value) -> Array:
-        """The elements of a value."""
+        """Return the elements of a value."""
         if value.scalar is not None:
             return np.asarray(self.run([value.scalar])[0])
         return self.arrays[value]
 
     def size(self, size: Size) -> int:
         try:
-            known = substitute(size, self.symbols)
+            number = substitute(size, self.symbols)
         except ArithmeticError as error:
             raise KernelProgramError(f"the size {size} has no value: {error}") from None
-        if not isinstance(known, int):
+        if not isinstance(number, int):
             raise KernelProgramError(f"a symbol of the size {size} has no value yet")
-        return known
+        return number
 
     def shape(self, shape: Sequence[Size]) -> tuple[int, ...]:
-        found = tuple(map(self.size, shape))
-        if any(n < 0 for n in found):
-            raise NegativeSizeError(f"a size of {list(shape)} is negative: {found}")
-        return found
+        sizes = tuple(map(self.size, shape))
+        if any(n < 0 for n in sizes):
+            raise NegativeSizeError(f"a size of {list(shape)} is negative: {sizes}")
+        return sizes
 
     # --- expressions ---
 
     def run(
         self, roots: Sequence[Expr], variables: Variables | None = None
     ) -> list[Any]:
-        """The scalars that expressions are, for these values of variables."""
+        """Return the values of scalar expressions for the values of variables."""
         key = tuple(roots)
         if key not in self._code:
             self._code[key] = _Code(key)
@@ -159,19 +164,20 @@ class Machine:
         return code.run(self, variables or {})
 
     def at(self, roots: Sequence[Expr], at: Sequence[int]) -> list[Any]:
-        """The same, at an index: values for the first axes."""
+        """Return the values of expressions at an index: the values of the first
+        axes."""
         return self.run(roots, _axes_at(at))
 
     def call(
-        self, function: d.Function, given: Sequence[Any], at: Sequence[int] = ()
+        self, function: d.Function, arguments: Sequence[Any], at: Sequence[int] = ()
     ) -> list[Any]:
-        """The results of a function of accumulators and elements."""
+        """Return the results of a function of accumulators and elements."""
         variables = _axes_at(at)
-        variables |= zip([p.attr for p in function.parameters], given, strict=True)
+        variables |= zip([p.attr for p in function.parameters], arguments, strict=True)
         return self.run(function.results, variables)
 
     def read(self, node: Expr, args: Sequence[Any]) -> Any:
-        """An element of a value."""
+        """Return an element of a value."""
         if e.condition_of(node) is not None:
             *args, holds = args
             if not holds:
@@ -186,24 +192,26 @@ class Machine:
         return array[tuple(args)]
 
     def written(self, results: Sequence[Array], at: tuple[int, ...]) -> None:
-        """Note that elements of results are written, in the order of a loop."""
+        """Observe that elements of results are written, in the order of the loop."""
 
     # --- programs and blocks ---
 
-    def program(self, program: KernelProgram, given: Sequence[Array]) -> list[Array]:
-        """The results of a program. The sizes that its first parameters are may be
-        those of types of the others."""
-        sizes = [a.item() for a in given[: len(program.symbols)]]
+    def program(self, program: KernelProgram, arrays: Sequence[Array]) -> list[Array]:
+        """Return the results of a program.
+
+        The first parameters may be sizes, which the types of the others use.
+        """
+        sizes = [a.item() for a in arrays[: len(program.symbols)]]
         self.symbols |= zip(program.symbols, sizes, strict=True)
-        return self.block(program.block, given)
+        return self.block(program.block, arrays)
 
     def function(self, _program: KernelProgram) -> "Machine":
-        """What runs a function that the program calls."""
+        """Return a machine for a function that the program calls."""
         return Machine(host=self.host)
 
-    def block(self, block: Block, given: Sequence[Array]) -> list[Array]:
-        """The results of a block."""
-        for value, array in zip(block.parameters, given, strict=True):
+    def block(self, block: Block, arguments: Sequence[Array]) -> list[Array]:
+        """Return the results of a block."""
+        for value, array in zip(block.parameters, arguments, strict=True):
             self.bind(value, array)
         for equation in block.equations:
             self.equation(equation)
@@ -212,23 +220,25 @@ class Machine:
         return [self.array(value) for value in block.results]
 
     def define(self, symbol: Symbol, value: Value, parameters: Sequence[Value]) -> None:
-        """Give a symbol the number that a value is: that which sizes of the parameters
-        of its block are already."""
+        """Set a symbol to the number in a value.
+
+        A size of a parameter of the block that is this symbol must have that number.
+        """
         n = int(self.held(value))
-        for given in parameters:
-            pairs = zip(given.shape, self.arrays[given].shape, strict=True)
+        for parameter in parameters:
+            pairs = zip(parameter.shape, self.arrays[parameter].shape, strict=True)
             if any(plain_symbol(size) is symbol and n != m for size, m in pairs):
-                raise KernelProgramError(f"{symbol} is {n}, and a size of {given}")
+                raise KernelProgramError(f"{symbol} is {n}, and a size of {parameter}")
         self.symbols[symbol] = n
 
     def equation(self, equation: Equation) -> None:
         types = [value.type for value in equation.results]
         try:
-            found = self.results(equation, types)
+            arrays = self.results(equation, types)
         except KernelTrap as trap:
             trap.node = trap.node or equation.node
             raise
-        for value, array in zip(equation.results, found, strict=True):
+        for value, array in zip(equation.results, arrays, strict=True):
             self.bind(value, array)
 
     def results(self, equation: Equation, types: Sequence[TensorType]) -> list[Array]:
@@ -243,12 +253,12 @@ class Machine:
             case While():
                 return self.while_loop(equation.definition, types)
             case Call(function, operands):
-                given = list(map(self.array, operands))
-                return self.function(function).program(function, given)
+                arguments = list(map(self.array, operands))
+                return self.function(function).program(function, arguments)
             case Callback(operands):
-                given = [self.array(_value(o)) for o in operands]
+                arguments = [self.array(_value(o)) for o in operands]
                 empty = lambda: list(map(self.empty, types))  # noqa: E731
-                return self.host.call(equation.node, given, empty)
+                return self.host.call(equation.node, arguments, empty)
             case definition:
                 return self.definition(definition, types)
 
@@ -275,7 +285,7 @@ class Machine:
     def stacked(
         self, types: Sequence[TensorType], rows: Sequence[Sequence[Array]]
     ) -> list[Array]:
-        """What the steps of a loop leave, along axis 0."""
+        """Stack the rows of the steps of a loop along axis 0."""
         if rows:
             return [np.stack(column) for column in zip(*rows, strict=True)]
         return [np.empty((0, *self.shape(t.shape[1:])), t.dtype.dtype) for t in types]
@@ -285,15 +295,15 @@ class Machine:
     def definition(
         self, definition: d.Definition, types: Sequence[TensorType]
     ) -> list[Array]:
-        """The results of what is no region."""
+        """Return the results of a definition that is no region."""
         for check in getattr(definition, "checks", ()):
             self.check(check)
         match definition:
             case d.Pointwise() | d.Cut():
                 results = list(map(self.empty, types))
                 for at in _indices(results[0].shape):
-                    found = self.at(self.piece(definition, at).elements, at)
-                    for result, x, type_ in zip(results, found, types, strict=True):
+                    values = self.at(self.piece(definition, at).elements, at)
+                    for result, x, type_ in zip(results, values, types, strict=True):
                         [result[at]] = _typed([x], type_.dtype)
                     self.written(results, at)
                 return results
@@ -307,12 +317,12 @@ class Machine:
                 return [self.compact(definition, types[0])]
             case Library():
                 return self.library(definition, types)
-        return []  # only checks
+        return []  # a definition of checks alone
 
     def piece(
         self, definition: d.Pointwise | d.Cut, at: tuple[int, ...]
     ) -> d.Pointwise:
-        """The piece that an index is in."""
+        """Return the piece that contains an index."""
         while isinstance(definition, d.Cut):
             is_below = at[definition.axis] < self.run([definition.at])[0]
             definition = definition.below if is_below else definition.above
@@ -370,7 +380,7 @@ class Machine:
         result = self.array(_value(kernel.base)).copy()
         keep = e.all_of(()) if kernel.keep is None else kernel.keep
         for u in _indices(self.shape(kernel.space)):
-            # What is left out may have no position and no value.
+            # Where `keep` is false, the position and the value may be undefined.
             if not self.at([keep], u)[0]:
                 continue
             *position, value = self.at([*kernel.position, kernel.value], u)
@@ -387,8 +397,8 @@ class Machine:
         result[...] = 0
         length = self.size(kernel.length)
         kept = [i for i in range(length) if self.at([kernel.keep], (i,))[0]]
-        found = kept[: len(result)]
-        result[: len(found)] = found
+        first = kept[: len(result)]
+        result[: len(first)] = first
         return result
 
     def library(self, kernel: Library, types: Sequence[TensorType]) -> list[Array]:
@@ -415,7 +425,7 @@ class Machine:
 
 
 class _Code:
-    """Expressions as steps, of which each takes results of those before it."""
+    """Expressions in topological order: each step uses the results of earlier ones."""
 
     def __init__(self, roots: Sequence[Expr]) -> None:
         order = walk.nodes(*roots)
@@ -449,12 +459,12 @@ def _step(node: Expr) -> Callable[[Machine, Variables, list[Any]], Any]:
 
 
 def _indices(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Every index of a shape, in row-major order."""
+    """Yield every index of a shape, in row-major order."""
     return product(*map(range, shape))
 
 
 def _axes_at(at: Sequence[int]) -> dict[Var, Any]:
-    """The first axes, as variables, with their values at an index."""
+    """Return the variables of the first axes, with their values at an index."""
     pairs = zip(d.axes(len(at)), at, strict=True)
     return {axis.attr: np.int64(i) for axis, i in pairs}
 
@@ -465,9 +475,9 @@ def _value(operand: Any) -> Value:
 
 
 def _typed(values: Sequence[Any], dtype: DType) -> Sequence[Any]:
-    """`values`, all of `dtype`: a lowering rule casts by itself."""
+    """Return `values` after a check that they have `dtype`: lowering rules cast."""
     for value in values:
-        found = value.dtype if isinstance(value, np.generic) else None
-        if found != dtype.dtype:
-            raise KernelProgramError(f"an element of {dtype} is computed as {found}")
+        actual = value.dtype if isinstance(value, np.generic) else None
+        if actual != dtype.dtype:
+            raise KernelProgramError(f"an element of {dtype} is computed as {actual}")
     return values

@@ -1,4 +1,4 @@
-"""Kernels become definitions: their functions are called once, with the axes."""
+"""Kernels as definitions: the functions of a kernel are called once, with the axes."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,10 +10,10 @@ from hopflow.loop_ir.expr import Expr
 
 
 def definition(kernel: k.Kernel, types: Sequence[TensorType]) -> Definition:
-    """The definition that a kernel is.
+    """Return the definition that a kernel lowers to.
 
     Args:
-        types: Of its results.
+        types: The types of the kernel's results.
     """
     match kernel:
         case k.Pointwise():
@@ -46,7 +46,7 @@ def _check(check: k.Check, at: tuple[Expr, ...]) -> d.Check:
 
 
 def _function(combine: Callable[..., tuple[Expr, ...]], *values: Expr) -> Function:
-    """A function of accumulators and elements, which have the types of `values`."""
+    """Return a function of accumulators and elements, both of the types of `values`."""
     old, new = d.parameters(values, "old"), d.parameters(values, "new")
     return Function((*old, *new), combine(*old, *new))
 

@@ -1,8 +1,8 @@
-"""Kernel programs as text: stable, for people and for tests.
+"""The text of kernel programs, stable enough for tests to compare.
 
-An equation is a line; the parts of its expressions that are long and occur twice are
-lines before it. `x[i0, i1]` is an element, `(x[i0] if i0 < n)` one that is read
-under a condition.
+Each equation is a line. A long subexpression that occurs twice has a line of its own
+before it. `x[i0, i1]` is an element, `(x[i0] if i0 < n)` one that is read under a
+condition.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ Text: TypeAlias = Callable[[Expr], str]
 
 
 def format_kernels(program: KernelProgram) -> str:
-    """The text of a program, after those of the programs that it calls."""
+    """Return the text of a program, after that of the programs that it calls."""
     before = [format_kernels(function) for function in program.functions]
     parameters = ", ".join(map(_typed, program.block.parameters))
     lines = [f"program {program.name}({parameters}):", *_block(program.block, "return")]
@@ -36,7 +36,7 @@ def format_kernels(program: KernelProgram) -> str:
 
 
 def expressions(definition: d.Definition) -> tuple[Expr, ...]:
-    """The expressions in a definition, but for the functions of accumulators in it."""
+    """Return the expressions of a definition without those of its functions."""
     match definition:
         case d.Pointwise(elements, checks):
             return *elements, *_of_checks(checks)
@@ -48,8 +48,8 @@ def expressions(definition: d.Definition) -> tuple[Expr, ...]:
             return definition.init, definition.element
         case d.Scatter():
             keep = () if definition.keep is None else (definition.keep,)
-            own = (*definition.position, definition.value, *keep)
-            return *own, *_of_checks(definition.checks)
+            roots = (*definition.position, definition.value, *keep)
+            return *roots, *_of_checks(definition.checks)
         case d.Compact():
             return (definition.keep,)
         case d.Effect():
@@ -60,11 +60,11 @@ def expressions(definition: d.Definition) -> tuple[Expr, ...]:
 
 
 def _of_checks(checks: Sequence[d.Check]) -> tuple[Expr, ...]:
-    found: list[Expr] = []
+    roots: list[Expr] = []
     for check in checks:
-        found += (check.holds, *check.values)
-        found += () if check.passed is None else (check.passed,)
-    return tuple(found)
+        roots += (check.holds, *check.values)
+        roots += () if check.passed is None else (check.passed,)
+    return tuple(roots)
 
 
 def _typed(value: Value) -> str:
@@ -75,11 +75,11 @@ def _names(values: Sequence[Value]) -> str:
     return ", ".join([value.name for value in values])
 
 
-def _block(block: Block, ends: str) -> Iterator[str]:
-    """The lines of a block, indented, which `ends` with its results."""
+def _block(block: Block, keyword: str) -> Iterator[str]:
+    """Yield the lines of a block, indented; the last is a keyword and the results."""
     for equation in block.equations:
         yield from (f"    {line}" for line in _equation(equation))
-    yield f"    {ends} {_names(block.results)}".rstrip()
+    yield f"    {keyword} {_names(block.results)}".rstrip()
 
 
 def _equation(equation: Equation) -> Iterator[str]:
@@ -120,9 +120,9 @@ def _while(loop: While) -> str:
 
 
 def _carried(parameters: Sequence[Value], first: Sequence[Value] = ()) -> str:
-    """The parameters of a block, with their first values."""
-    given = [f" = {value.name}" for value in first] or [""] * len(parameters)
-    texts = [_typed(p) + text for p, text in zip(parameters, given, strict=True)]
+    """Return the text of a block's parameters, with their initial values if any."""
+    initial = [f" = {value.name}" for value in first] or [""] * len(parameters)
+    texts = [_typed(p) + text for p, text in zip(parameters, initial, strict=True)]
     return f", carry {', '.join(texts)}" if texts else ""
 
 
@@ -156,9 +156,9 @@ def _definition(
             space = ""
             right = f"indices i0 < {definition.length} where {text(definition.keep)}"
         case Library():
-            given = [_name(x) for x in definition.operands]
-            given += [text(x) for x in definition.scalars]
-            space, right = "", f"{definition.routine}({', '.join(given)})"
+            arguments = [_name(x) for x in definition.operands]
+            arguments += [text(x) for x in definition.scalars]
+            space, right = "", f"{definition.routine}({', '.join(arguments)})"
             right += f" batch {definition.batch}" if definition.batch else ""
         case Callback(operands):
             space, right = "", f"python({', '.join(map(_name, operands))})"
@@ -171,7 +171,7 @@ def _definition(
 
 
 def _pieces(kernel: d.Pointwise | d.Cut, text: Text) -> Iterator[str]:
-    """The texts of pieces, from the first index on; all but the last say where."""
+    """Yield the texts of the pieces in order, all but the last with their ends."""
     if isinstance(kernel, d.Pointwise):
         texts = list(map(text, kernel.elements))
         yield texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
@@ -200,7 +200,7 @@ def _check(check: d.Check, text: Text) -> str:
 
 
 def _function(function: str | d.Function) -> str:
-    """The name of a combiner, or its results over its parameters."""
+    """Return the name of a combiner, or its results over its parameters."""
     if isinstance(function, str):
         return function
     texts = [Namer([result]).text(result) for result in function.results]

@@ -1,14 +1,14 @@
-"""The kernel program: what a graph computes, as values in SSA form, without memory.
+"""The kernel program: the values of a graph in SSA form, without memory.
 
 An equation binds values to a definition: an expression for each element, a reduction,
-a call. Branches and loops hold blocks, which read values of the blocks around them
-freely. Nothing is overwritten and nothing aliases, so that a read may be replaced by
-what it reads, anywhere.
+a call. Branches and loops hold blocks, which may read values of the enclosing blocks.
+Nothing is overwritten and nothing aliases, so that the read of an element may always be
+replaced by its expression.
 
     program f(x: f64[8]):
-        v0[i0 < 8]: f64 = x[i0] * 2.0
+        v0: f64[] = reduce add from 0.0 of x[i0] * 2.0 over i0 < 8
         v1: f64[] = for t0 < 8, carry c2: f64[] = v0:
-            v3: f64 = c2[] * x[t0]
+            v3: f64[] = c2[] * x[t0]
             yield v3
         return v1
 
@@ -33,8 +33,8 @@ from hopflow.symbolic.size import Size, Symbol
 class Value:
     """A parameter of a block or a result of an equation, as lowering rules see it.
 
-    scalar   of a constant, or of a size that is an operand: it is no parameter and no
-             result, and has this one element
+    scalar   the element of a constant, or of a size that is an operand; such a value is
+             neither a parameter nor a result
     """
 
     name: str
@@ -53,7 +53,8 @@ class Value:
         return self.scalar or e.element(self, self.type.dtype, at)
 
     def where(self, condition: Expr, at: Index, otherwise: Expr) -> Expr:
-        """The element at an index where the condition holds; elsewhere `otherwise`."""
+        """Return the element at an index where the condition holds, else
+        `otherwise`."""
         element = self.scalar or e.element(self, self.type.dtype, at, condition)
         return e.select(condition, element, otherwise)
 
@@ -63,7 +64,7 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Equations in order, of which each may read the results of those before it."""
+    """A sequence of equations, each of which may read the results of earlier ones."""
 
     parameters: list[Value]
     equations: "list[Equation]" = field(default_factory=list)
@@ -72,12 +73,11 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class KernelProgram:
-    """A block whose parameters and results are the inputs and outputs of a graph; and
-    the programs that it calls.
+    """A block with the inputs and outputs of a graph, and the programs that it calls.
 
-    symbols   the sizes that the first parameters are
+    symbols   the symbols of the sizes that are the first parameters
     updated   by the number of a result the parameter in whose memory a call leaves it,
-              once memory has been planned
+              set when memory is planned
     """
 
     name: str
@@ -92,8 +92,11 @@ class KernelProgram:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The results of `blocks[selector]`, which is run alone: by an i64[] in range, or a
-    bool[] (the blocks are then those of false and of true)."""
+    """The results of `blocks[selector]`, the only block that runs.
+
+    The selector is an i64[] in range, or a bool[] that selects the block of false or
+    that of true.
+    """
 
     selector: Value
     blocks: tuple[Block, ...]
@@ -101,13 +104,15 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`length` steps of a block over `counter`, from 0 on or `reverse`.
+    """`length` steps of a block, with `counter` ascending from 0 or, `reverse`,
+    descending.
 
-    carry         the first values of the block's parameters. Its first results are the
-                  next ones; the others are rows, stacked by the counter along axis 0
-    independent   there is no carry, and steps may run in any order or at once
-    unroll        how many steps the code has in a row
-    ticks         Python is told how far it is
+    carry         the initial values of the block's parameters. The first results of the
+                  block are the carry of the next step; the others are rows,
+                  which are stacked along axis 0 by the counter
+    independent   there is no carry, and steps may run in any order or in parallel
+    unroll        how many steps the code of one iteration runs
+    ticks         whether Python is notified of progress
     """
 
     counter: Var
@@ -122,11 +127,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class While:
-    """Steps of `body` while the result of `test` holds: both are blocks over the carry.
+    """Steps of `body` while the result of `test` holds; both are blocks over the carry.
 
-    carry       as of a `Loop`; rows are stacked in the order of the steps
-    max_steps   one more is an error
-    bounds      the steps are no more than from the first number to the second
+    carry       as for a `Loop`; rows are stacked in the order of the steps
+    max_steps   the limit of steps; to exceed it is an error
+    bounds      the steps are at most those from the first number to the second
     """
 
     carry: tuple[Value, ...]
@@ -139,7 +144,7 @@ class While:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The results of a program of its own, for these parameters."""
+    """The results of another program for these arguments."""
 
     function: KernelProgram
     operands: tuple[Value, ...]
@@ -152,8 +157,8 @@ Region: TypeAlias = Branch | Loop | While | Call
 class Equation:
     """`results = definition`.
 
-    node     of the graph, which errors name, and whose function a `Callback` calls
-    symbol   the size that the one result is the value of, from here on
+    node     the node of the graph: errors name it, and a `Callback` calls its function
+    symbol   the symbol that the only result defines from here on
     """
 
     results: tuple[Value, ...]
@@ -163,7 +168,7 @@ class Equation:
 
 
 def blocks(definition: Definition | Region) -> tuple[Block, ...]:
-    """The blocks of a region."""
+    """Return the blocks of a region."""
     match definition:
         case Branch():
             return definition.blocks
@@ -175,7 +180,7 @@ def blocks(definition: Definition | Region) -> tuple[Block, ...]:
 
 
 def equations(block: Block) -> Iterator[Equation]:
-    """All equations of a block, and of the blocks in it, in the order of the text."""
+    """Yield the equations of a block and of the blocks in it, in program order."""
     pending = [iter(block.equations)]
     while pending:
         equation = next(pending[-1], None)

@@ -1,4 +1,4 @@
-"""What the shape of a value says of where it is: small ones live in registers."""
+"""Which values are small enough for registers, as their shapes tell."""
 
 from collections.abc import Hashable, Sequence
 from math import prod
@@ -9,28 +9,28 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Index
 
 REGISTER_LIMIT: Final = 4
-"""Static tensors up to this many elements live in registers, unrolled. Above, a vector
-loop over a buffer in the first-level cache costs less than scalar code."""
+"""Static tensors up to this many elements live in registers, unrolled. For larger ones
+a vector loop over a buffer in the first-level cache costs less than scalar code."""
 
 
 def static_size(type_: TensorType) -> int | None:
-    """The number of elements, None if symbolic."""
+    """Return the number of elements, or None if it is symbolic."""
     return prod(map(int, type_.shape)) if type_.is_static else None
 
 
 def is_small(type_: TensorType) -> bool:
-    """Whether a value of this type lives in registers."""
+    """Return whether a value of this type lives in registers."""
     size = static_size(type_)
     return size is not None and size <= REGISTER_LIMIT
 
 
 def is_short(shape: Shape) -> bool:
-    """Whether a check of this shape is one of each element, without a loop."""
+    """Return whether a check of this shape is unrolled instead of a loop."""
     return all(isinstance(n, int) and n <= REGISTER_LIMIT for n in shape)
 
 
 def indices(shape: Sequence[int]) -> list[Index]:
-    """Every index of a static shape, in row-major order."""
+    """Return every index of a static shape, in row-major order."""
     result: list[Index] = [] if 0 in shape else [()]
     for n in shape:
         result = [(*at, e.index(i)) for at in result for i in range(n)]
@@ -38,11 +38,14 @@ def indices(shape: Sequence[int]) -> list[Index]:
 
 
 def indices_of(type_: TensorType) -> list[Index]:
-    """Every index of a value of static shape."""
+    """Return every index of a value of static shape."""
     return indices([n for n in type_.shape if isinstance(n, int)])
 
 
 def shape_key(shape: Shape) -> Hashable:
-    """The same for shapes whose sizes are the same by their form, whatever is known of
-    the values of symbols: a fact may come from a check that is still to be made."""
+    """Return a key that is equal for shapes whose sizes are equal as expressions.
+
+    It uses no facts about symbols, as a fact may come from a check that has not run
+    yet.
+    """
     return tuple([n if isinstance(n, int) else n.expression for n in shape])

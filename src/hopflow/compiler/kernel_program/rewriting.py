@@ -1,4 +1,4 @@
-"""Reading and rewriting the expressions and values of definitions and equations."""
+"""Functions that read and rewrite the expressions and values of definitions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,9 +27,9 @@ Change = Callable[[Expr], Expr]
 
 
 def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
-    """The definition with every expression in it changed.
+    """Return the definition with `change` applied to every expression in it.
 
-    Results of functions of accumulators are changed too; parameters are not.
+    The results of its functions of accumulators are included, their parameters are not.
     """
     if isinstance(definition, d.Pointwise) and not definition.checks:
         changed = tuple(map(change, definition.elements))
@@ -41,18 +41,18 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
     def function(f: d.Function) -> d.Function:
         return d.Function(f.parameters, each(f.results))
 
-    def check(given: d.Check) -> d.Check:
-        passed = None if given.passed is None else change(given.passed)
-        holds, values = change(given.holds), each(given.values)
-        return replace(given, holds=holds, values=values, passed=passed)
+    def check(original: d.Check) -> d.Check:
+        passed = None if original.passed is None else change(original.passed)
+        holds, values = change(original.holds), each(original.values)
+        return replace(original, holds=holds, values=values, passed=passed)
 
-    def checks(given: Sequence[d.Check]) -> tuple[d.Check, ...]:
-        return tuple(map(check, given))
+    def checks(original: Sequence[d.Check]) -> tuple[d.Check, ...]:
+        return tuple(map(check, original))
 
     match definition:
         case d.Pointwise():
-            own = each(definition.elements), checks(definition.checks)
-            return d.Pointwise(*own, definition.is_view)
+            fields = each(definition.elements), checks(definition.checks)
+            return d.Pointwise(*fields, definition.is_view)
         case d.Cut():
             return _cut(definition, change)
         case d.Reduction():
@@ -98,31 +98,31 @@ def _cut(kernel: d.Cut, change: Change) -> d.Cut:
 
 
 def all_expressions(definition: d.Definition) -> list[Expr]:
-    """Every expression of a definition, those of functions of accumulators too."""
+    """Return every expression of a definition, including the results of functions."""
     if isinstance(definition, d.Pointwise) and not definition.checks:
-        return list(definition.elements)  # by far the most
-    found: list[Expr] = []
+        return list(definition.elements)  # by far the most frequent definition
+    roots: list[Expr] = []
 
-    def note(expression: Expr) -> Expr:
-        found.append(expression)
+    def collect(expression: Expr) -> Expr:
+        roots.append(expression)
         return expression
 
-    map_expressions(definition, note)
-    return found
+    map_expressions(definition, collect)
+    return roots
 
 
 def elements(roots: Sequence[Expr]) -> Iterator[Expr]:
-    """The "element" nodes of expressions, each once."""
+    """Yield the "element" nodes of expressions, each once."""
     return (node for node in nodes(*roots) if node.op == "element")
 
 
 def operands(definition: d.Definition | Region) -> tuple[Value, ...]:
-    """The values that a definition reads as wholes, and not by element."""
+    """Return the values that a definition reads as a whole, not by element."""
     match definition:
-        case Library(operands=own) | Callback(own):
-            return as_values(own)
-        case Call(operands=own):
-            return own
+        case Library(operands=values) | Callback(values):
+            return as_values(values)
+        case Call(operands=values):
+            return values
         case d.Scatter(base=base):
             return as_values([base])
         case Branch(selector):
@@ -137,7 +137,7 @@ def operands(definition: d.Definition | Region) -> tuple[Value, ...]:
 def map_operands(
     definition: d.Definition | Region, change: Callable[[Value], Value]
 ) -> Any:
-    """The definition with every value of `operands` changed."""
+    """Return the definition with `change` applied to every value of `operands`."""
 
     def each(values: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(map(change, values))
@@ -160,59 +160,61 @@ def map_operands(
 
 
 def values_read(equation: Equation) -> dict[Value, None]:
-    """The values that an equation reads, and those that its blocks read of the blocks
-    around it."""
-    found: dict[Value, None] = {}
-    own: set[Value] = set()
+    """Return the values that an equation and its blocks read from outside."""
+    read: dict[Value, None] = {}
+    defined: set[Value] = set()
     pending = [equation]
     while pending:
         definition = pending.pop().definition
-        found.update(dict.fromkeys(operands(definition)))
+        read.update(dict.fromkeys(operands(definition)))
         for block in blocks(definition):
-            own.update(block.parameters)
+            defined.update(block.parameters)
             for inner in block.equations:
-                own.update(inner.results)
+                defined.update(inner.results)
             pending += block.equations
-            found.update(dict.fromkeys(block.results))
+            read.update(dict.fromkeys(block.results))
         if not isinstance(definition, Region):
             roots = all_expressions(definition)
-            found.update(dict.fromkeys([node.attr for node in elements(roots)]))
-    return {v: None for v in found if v not in own and v.scalar is None}
+            read.update(dict.fromkeys([node.attr for node in elements(roots)]))
+    return {v: None for v in read if v not in defined and v.scalar is None}
 
 
 def updated_parameters(program: KernelProgram) -> dict[int, int]:
-    """By the number of a result the parameter that it is, but for elements that are
-    replaced: the result may be in its memory."""
-    made = {v: q.definition for q in program.block.equations for v in q.results}
-    found: dict[int, int] = {}
+    """Return by the number of a result the parameter that it is an update of.
+
+    Such a result is a parameter with elements replaced by scatters, and may be in its
+    memory.
+    """
+    definitions = {v: q.definition for q in program.block.equations for v in q.results}
+    updated: dict[int, int] = {}
     for number, value in enumerate(program.block.results):
         base = value
-        while isinstance(own := made.get(base), d.Scatter):
-            [base] = as_values([own.base])
+        while isinstance(scatter := definitions.get(base), d.Scatter):
+            [base] = as_values([scatter.base])
         if base is not value and base in program.block.parameters:
             parameter = program.block.parameters.index(base)
-            if parameter not in found.values() and not is_small(base.type):
-                found[number] = parameter
-    return found
+            if parameter not in updated.values() and not is_small(base.type):
+                updated[number] = parameter
+    return updated
 
 
 def replace_values(block: Block, others: Mapping[Value, Value]) -> None:
-    """Have everything in a block read other values."""
+    """Make everything in a block read the values that `others` has for its own."""
 
-    def value(one: Value) -> Value:
-        return others.get(one, one)
+    def value(original: Value) -> Value:
+        return others.get(original, original)
 
     for inner in all_blocks(block):
         for equation in inner.equations:
-            own = map_operands(equation.definition, value)
-            if not isinstance(own, Region):
-                own = map_expressions(own, lambda x: _reading(x, others))
-            equation.definition = own
+            definition = map_operands(equation.definition, value)
+            if not isinstance(definition, Region):
+                definition = map_expressions(definition, lambda x: _reading(x, others))
+            equation.definition = definition
         inner.results = [others.get(v, v) for v in inner.results]
 
 
 def _reading(root: Expr, others: Mapping[Value, Value]) -> Expr:
-    """An expression that reads other values."""
+    """Return an expression with elements of values replaced by those of `others`."""
     values: dict[Expr, Expr] = {}
     for node in nodes(root):
         args = tuple([values[a] for a in node.args])
@@ -226,7 +228,7 @@ def _reading(root: Expr, others: Mapping[Value, Value]) -> Expr:
 
 
 def drop_unread(block: Block) -> None:
-    """Drop the equations of a block that do nothing but to give what nothing reads."""
+    """Remove the equations of a block that have no effect and no reader."""
     live = set(block.results)
     kept: list[Equation] = []
     for equation in reversed(block.equations):
@@ -238,40 +240,40 @@ def drop_unread(block: Block) -> None:
 
 
 def _is_pure(equation: Equation) -> bool:
-    """Whether an equation does nothing but to give its results."""
-    own = equation.definition
-    is_checked = bool(getattr(own, "checks", ()))
-    return equation.symbol is None and isinstance(own, _PURE) and not is_checked
+    """Return whether an equation has no effect but its results."""
+    definition = equation.definition
+    is_checked = bool(getattr(definition, "checks", ()))
+    return equation.symbol is None and isinstance(definition, _PURE) and not is_checked
 
 
 _PURE: Final = (d.Pointwise, d.Reduction, d.Prefix, d.Scatter, d.Compact)
 
 
-def as_values(given: Iterable[Any]) -> tuple[Value, ...]:
-    """Operands of lowering rules as the values that they are."""
-    values = tuple(given)
+def as_values(arguments: Iterable[Any]) -> tuple[Value, ...]:
+    """Return the operands of a lowering rule as the values that they are."""
+    values = tuple(arguments)
     assert all(isinstance(value, Value) for value in values)
     return values
 
 
 def programs(program: KernelProgram) -> Iterator[KernelProgram]:
-    """The functions of a program, each after those that it calls, and the program."""
-    found: dict[KernelProgram, None] = {}
+    """Yield the functions of a program after those that they call, then the program."""
+    order: dict[KernelProgram, None] = {}
 
-    def visit(one: KernelProgram) -> None:
-        for function in one.functions:
+    def visit(caller: KernelProgram) -> None:
+        for function in caller.functions:
             visit(function)
-        found.setdefault(one)
+        order.setdefault(caller)
 
     visit(program)
-    return iter(found)
+    return iter(order)
 
 
 def all_blocks(block: Block) -> Iterator[Block]:
-    """A block, and the blocks in it."""
+    """Yield a block and all blocks in it."""
     pending = [block]
     while pending:
-        one = pending.pop()
-        yield one
-        for equation in one.equations:
+        outer = pending.pop()
+        yield outer
+        for equation in outer.equations:
             pending += blocks(equation.definition)

@@ -1,4 +1,4 @@
-"""Expressions that are sizes, and what holds of sizes whatever their symbols are."""
+"""Expressions as sizes, and relations of sizes that hold for all symbols."""
 
 from hopflow.loop_ir.expr import Expr
 from hopflow.symbolic.facts import NOTHING
@@ -7,7 +7,7 @@ from hopflow.symbolic.size import Size
 
 
 def size_of_expr(x: Expr) -> Size | None:
-    """The size that an expression is, if it is one."""
+    """Return the size that an expression is, or None."""
     if x.is_const or x.op == "size":
         size: Size = x.attr
         return size
@@ -19,11 +19,13 @@ def size_of_expr(x: Expr) -> Size | None:
 
 
 def at_least(a: Size, b: Size) -> bool:
-    """Whether `a >= b`, by the ranges of symbols alone: what else is known of them may
-    come from a check that is still to be made."""
+    """Return whether `a >= b` by the ranges of symbols alone.
+
+    Other facts about symbols may come from a check that has not run yet.
+    """
     return NOTHING.range(terms_of(a - b)).low >= 0
 
 
 def same_size(a: Size, b: Size) -> bool:
-    """Whether two sizes are the same by their form."""
+    """Return whether two sizes are equal as expressions."""
     return terms_of(a) == terms_of(b)

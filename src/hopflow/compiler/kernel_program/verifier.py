@@ -1,10 +1,10 @@
 """The rules of kernel programs.
 
-Each value is defined once, before it is read, in the block that reads it or in one
-around it; a symbol has a value before a size needs it. Expressions keep the rules of
-the Loop IR, read values with one i64 index an axis, and use no axes but those of the
-definition. What a definition, a block or a call gives has the types of the values that
-it is bound to.
+Each value is defined once, before it is read, in the block that reads it or in an
+enclosing one; a symbol is defined before a size uses it. Expressions obey the rules of
+the Loop IR, read values by one i64 index for each axis, and use only the axes of the
+definition. The results of a definition, a block or a call have the types of the values
+that they are bound to.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,10 +37,11 @@ from hopflow.symbolic.size import Size, Symbol, free_symbols
 
 
 def verify_kernels(program: KernelProgram) -> None:
-    """Check a kernel program, and those that it calls.
+    """Check a kernel program and the functions that it calls.
 
     Raises:
-        KernelProgramError: It breaks a rule. The message says where.
+        KernelProgramError: The program breaks a rule. The message says which, and at
+            which equation.
     """
     for function in program.functions:
         verify_kernels(function)
@@ -50,7 +51,7 @@ def verify_kernels(program: KernelProgram) -> None:
 
 
 class _Verifier:
-    """What is known at a place of a program."""
+    """The values, symbols and counters that are defined at a point of a program."""
 
     def __init__(self, program: KernelProgram) -> None:
         self.program = program
@@ -61,29 +62,29 @@ class _Verifier:
 
     def require(self, holds: object, rule: str) -> None:
         if not holds:
-            where = ""
+            location = ""
             if self.equation is not None:
                 results = self.equation.results
                 names = ", ".join([v.name for v in results]) or "a check"
-                where = f", {names} ({self.equation.node.line})"
+                location = f", {names} ({self.equation.node.line})"
             raise KernelProgramError(
-                f"kernels of `{self.program.name}`{where}: {rule}."
+                f"kernels of `{self.program.name}`{location}: {rule}."
             )
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget at the end what was defined within."""
-        known: list[dict[Any, None]] = [self.values, self.symbols, self.counters]
-        counts = [len(table) for table in known]
+        """Remove at the end the definitions that were added inside."""
+        tables: list[dict[Any, None]] = [self.values, self.symbols, self.counters]
+        counts = [len(table) for table in tables]
         yield
-        for table, count in zip(known, counts, strict=True):
+        for table, count in zip(tables, counts, strict=True):
             while len(table) > count:
                 table.popitem()
 
     # --- values ---
 
     def define(self, value: Value) -> None:
-        """A value is known from here on, and the sizes that its shape tells."""
+        """Add the definition of a value, and of the symbols that are sizes of it."""
         self.require(value not in self.values, f"`{value.name}` is defined twice")
         self.require(value.scalar is None, f"`{value.name}` is a constant, and defined")
         self.values[value] = None
@@ -93,10 +94,10 @@ class _Verifier:
                 self.symbols.setdefault(symbol)
 
     def read(self, value: Any) -> TensorType:
-        """The type of a value that is read here."""
+        """Return the type of a value after a check that it is defined."""
         self.require(isinstance(value, Value), f"{value!r} is no value")
-        known = value in self.values or value.scalar is not None
-        self.require(known, f"`{value.name}` is read where it is unknown")
+        is_defined = value in self.values or value.scalar is not None
+        self.require(is_defined, f"`{value.name}` is read where it is unknown")
         type_: TensorType = value.type
         return type_
 
@@ -105,23 +106,25 @@ class _Verifier:
             self.require(symbol in self.symbols, f"the size `{symbol}` is unknown")
 
     def alike(
-        self, what: str, given: Sequence[TensorType], wanted: Sequence[TensorType]
+        self, role: str, actual: Sequence[TensorType], expected: Sequence[TensorType]
     ) -> None:
-        """Values that stand for others have their dtypes and ranks, and sizes that are
-        not known to differ."""
-        same = len(given) == len(wanted) and all(
+        """Check that types agree with the expected ones.
+
+        They have the same dtypes and ranks, and no two static sizes that differ.
+        """
+        same = len(actual) == len(expected) and all(
             a.dtype is b.dtype and a.ndim == b.ndim and _may_fit(a, b)
-            for a, b in zip(given, wanted, strict=False)
+            for a, b in zip(actual, expected, strict=False)
         )
-        texts = (", ".join(map(str, types)) for types in (given, wanted))
-        self.require(same, f"{what}: {' for '.join(texts)}")
+        texts = (", ".join(map(str, types)) for types in (actual, expected))
+        self.require(same, f"{role}: {' for '.join(texts)}")
 
     # --- expressions ---
 
     def expressions(
         self, roots: Sequence[Expr], rank: int, parameters: Sequence[Expr] = ()
     ) -> None:
-        """Expressions over the first `rank` axes, and perhaps parameters."""
+        """Check expressions over the first `rank` axes and over parameters."""
         axes = [axis.attr for axis in d.axes(rank)]
         variables = {*axes, *(p.attr for p in parameters)}
         for node in walk.nodes(*roots):
@@ -129,62 +132,67 @@ class _Verifier:
                 self.sizes(node.attr)
                 continue
             if node.op == "var":
-                known = node.attr in variables or node.attr in self.counters
-                self.require(known, f"`{node.attr.name}` is no axis of it")
+                is_defined = node.attr in variables or node.attr in self.counters
+                self.require(is_defined, f"`{node.attr.name}` is no axis of it")
             self.require(node.op != "load", "it reads memory")
             if node.op == "element":
                 self.read(node.attr)
             fault = fault_of(node)
             self.require(fault is None, str(fault))
 
-    def dtype(self, root: Expr, dtype: DType, what: str) -> None:
-        found = root.dtype
-        self.require(found is dtype, f"{what} must be {dtype}, and is {found}")
+    def dtype(self, root: Expr, dtype: DType, role: str) -> None:
+        actual = root.dtype
+        self.require(actual is dtype, f"{role} must be {dtype}, and is {actual}")
 
     def function(
         self,
         function: d.Function,
-        given: Sequence[DType],
+        arguments: Sequence[DType],
         rank: int,
-        gives: Sequence[DType],
+        expected: Sequence[DType],
     ) -> None:
-        """A function of values of these dtypes."""
-        dtypes_ = [p.dtype for p in function.parameters]
-        self.require(dtypes_ == list(given), f"a function of {dtypes_} gets {given}")
+        """Check a function: its parameters have `arguments`, its results `expected`."""
+        accepted = [p.dtype for p in function.parameters]
+        self.require(
+            accepted == list(arguments), f"a function of {accepted} gets {arguments}"
+        )
         self.expressions(function.results, rank, function.parameters)
-        found = [r.dtype for r in function.results]
-        self.require(found == list(gives), f"a function gives {found}, and not {gives}")
+        actual = [r.dtype for r in function.results]
+        self.require(
+            actual == list(expected), f"a function gives {actual}, and not {expected}"
+        )
 
     # --- blocks ---
 
-    def block(self, block: Block, given: Sequence[TensorType]) -> list[TensorType]:
-        """The types of what a block gives, for parameters of these types."""
-        self.alike("parameters", given, [v.type for v in block.parameters])
+    def block(self, block: Block, arguments: Sequence[TensorType]) -> list[TensorType]:
+        """Return the types of a block's results, for parameters of these types."""
+        self.alike("parameters", arguments, [v.type for v in block.parameters])
         for value in block.parameters:
             self.define(value)
         outer = self.equation
         for equation in block.equations:
             self.equation = equation
-            self.one(equation)
+            self.check(equation)
         self.equation = outer
         return [self.read(value) for value in block.results]
 
     def inner(
-        self, block: Block, given: Sequence[TensorType], counter: Var | None = None
+        self, block: Block, arguments: Sequence[TensorType], counter: Var | None = None
     ) -> list[TensorType]:
         with self.scope():
             if counter is not None:
                 self.counters[counter] = None
-            return self.block(block, given)
+            return self.block(block, arguments)
 
-    def one(self, equation: Equation) -> None:
-        """Check one equation; its results are known after it."""
+    def check(self, equation: Equation) -> None:
+        """Check an equation, and add the definitions of its results."""
         types = [value.type for value in equation.results]
         match equation.definition:
             case Branch(selector, blocks):
-                kind = self.read(selector)
+                selected_by = self.read(selector)
                 self.require(
-                    kind.ndim == 0 and kind.dtype.kind in "bi", "selects no block"
+                    selected_by.ndim == 0 and selected_by.dtype.kind in "bi",
+                    "selects no block",
                 )
                 for block in blocks:
                     self.alike("a branch", self.inner(block, []), types)
@@ -196,11 +204,11 @@ class _Verifier:
                 self.require(
                     function in self.program.functions, "calls what is unknown"
                 )
-                given = list(map(self.read, operands))
-                wanted = [v.type for v in function.block.parameters]
-                ranks = [(t.dtype, t.ndim) for t in given]
+                arguments = list(map(self.read, operands))
+                parameters = [v.type for v in function.block.parameters]
+                ranks = [(t.dtype, t.ndim) for t in arguments]
                 self.require(
-                    ranks == [(t.dtype, t.ndim) for t in wanted], "a wrong call"
+                    ranks == [(t.dtype, t.ndim) for t in parameters], "a wrong call"
                 )
             case definition:
                 self.definition(definition, types)
@@ -232,17 +240,17 @@ class _Verifier:
         results = self.inner(loop.body, first)
         carry, rows = results[: len(first)], results[len(first) :]
         self.alike("a carry", carry, [v.type for v in loop.body.parameters])
-        own = [
+        ranks = [
             (t.dtype, t.ndim + (k >= len(first))) for k, t in enumerate([*carry, *rows])
         ]
         self.require(
-            own == [(t.dtype, t.ndim) for t in types], "results of other types"
+            ranks == [(t.dtype, t.ndim) for t in types], "results of other types"
         )
 
     # --- definitions ---
 
     def definition(self, definition: d.Definition, types: Sequence[TensorType]) -> None:
-        """Check what is no region."""
+        """Check a definition that is no region."""
         for check in getattr(definition, "checks", ()):
             self.sizes(*check.shape)
             self.expressions([check.holds, *check.values], len(check.shape))
@@ -300,8 +308,8 @@ class _Verifier:
         self.sizes(*kernel.space)
         self.expressions(kernel.init, rank)
         self.expressions(kernel.element, rank + len(kernel.space))
-        found = [element.dtype for element in kernel.element]
-        self.require(found == kinds, f"elements of {found} for totals of {kinds}")
+        actual = [element.dtype for element in kernel.element]
+        self.require(actual == kinds, f"elements of {actual} for totals of {kinds}")
         if isinstance(kernel.combine, d.Function):
             self.function(kernel.combine, kinds * 2, rank, kinds)
         self.require(len(kernel.finish) == len(types), "a result has no finish")
@@ -325,6 +333,6 @@ class _Verifier:
 
 
 def _may_fit(a: TensorType, b: TensorType) -> bool:
-    """Whether no two sizes are known numbers that differ."""
+    """Return whether no two static sizes differ."""
     pairs = zip(a.shape, b.shape, strict=True)
     return all(n == m for n, m in pairs if isinstance(n, int) and isinstance(m, int))

@@ -1,1 +1,1 @@
-"""From the Loop IR to LLVM IR, and on to code: what all targets of LLVM share."""
+"""From the Loop IR to LLVM IR and to machine code: what all LLVM targets share."""

@@ -1,6 +1,6 @@
-"""From LLVM IR to the code of a target: verify, optimise, emit.
+"""From LLVM IR to the machine code of a target: verify, optimise, emit.
 
-LLVM is loaded by the first compilation. All of its calls are made under one lock.
+The first compilation loads LLVM. A lock guards all calls of LLVM.
 """
 
 import threading
@@ -12,33 +12,36 @@ from hopflow.compiler.llvm.target import LlvmTarget
 from hopflow.errors import CompileError
 
 LONG: Final = 300
-"""Lines of code from which LLVM does without loop strength reduction. It takes up to a
-third of LLVM's time there, and what loops gain most from has been done: preheaders
-hold what no iteration changes. Some short loops run up to 9 % faster with it."""
+"""From this many lines on LLVM omits loop strength reduction. There it takes up to a
+third of LLVM's time, and the emitter has done what loops gain most from: invariant code
+is in preheaders. Some short loops run up to 9 % faster with it."""
 
 
 class Compiler:
     """A compiler for one target, for which LLVM has been initialised."""
 
     def __init__(self, target: LlvmTarget, **options: str) -> None:
-        """
-        Args:
-            options: Of LLVM's target machine: how code refers to other code.
-        """
-        import llvmlite.binding as llvm  # loads LLVM, which takes a while
+        """Create the compiler, and load LLVM.
 
-        # How long the register allocator looks for the best place to split a value. By
-        # default a program of a thousand sines takes 35 s, with this it takes one; up
+        Args:
+            options: Options of LLVM's target machine: how code refers to other code.
+        """
+        import llvmlite.binding as llvm  # loading LLVM takes a while
+
+        # The effort of the register allocator to find the best place to split a value.
+        # By default a program of a thousand sines takes 35 s, with this setting 1 s; up
         # to a hundred lines the code is the same.
         llvm.set_option("", "-grow-region-complexity-budget=300")
         self.target, self.llvm = target, llvm
-        self.lock = threading.RLock()  # a collected kernel is released under it too
+        self.lock = (
+            threading.RLock()
+        )  # reentrant: a kernel may be collected under the lock
         self._options = options
         self._machine = self.target_machine()
         self._passes = _passes(llvm)
 
     def target_machine(self) -> Any:
-        """A new one of LLVM's own compilers, each of which serves one owner."""
+        """Return a new LLVM target machine; each serves one owner."""
         return self.llvm.Target.from_triple(self.target.triple).create_target_machine(
             cpu=self.target.cpu,
             features=self.target.features,
@@ -48,14 +51,14 @@ class Compiler:
 
     @contextmanager
     def _optimised(self, text: str) -> Iterator[Any]:
-        """A module, parsed, verified and optimised; the lock is held meanwhile."""
+        """Parse, verify and optimise a module; the lock is held in this context."""
         llvm = self.llvm
         head = (
             f'target triple = "{self.target.triple}"\n'
             f'target datalayout = "{self.target.layout}"\n'
         )
-        # A context of its own gives back the memory of types and constants. Nor is the
-        # pass builder kept: each run adds callbacks to it that outlive their owner.
+        # A separate context frees the memory of types and constants. The pass builder
+        # is not kept, since each run adds callbacks to it that outlive their owner.
         with self.lock, llvm.create_context() as context:
             try:
                 module = llvm.parse_assembly(head + text, context)
@@ -68,27 +71,27 @@ class Compiler:
                 llvm.set_option("", f"-disable-lsr={str(_is_long(text)).lower()}")
                 try:
                     yield module
-                finally:  # the option holds for all users of LLVM in the process
+                finally:  # the option is global to the process
                     llvm.set_option("", "-disable-lsr=false")
 
     def compile(self, text: str) -> bytes:
-        """The object code of a module.
+        """Return the object code of a module.
 
         Raises:
-            CompileError: The text is not valid LLVM IR; a defect of ours.
+            CompileError: The text is not valid LLVM IR, a defect of the compiler.
         """
         with self._optimised(text) as module:
             code: bytes = self._machine.emit_object(module)
         return code
 
     def assembly(self, text: str) -> str:
-        """The assembly of a module, for reading."""
+        """Return the assembly of a module, for reading."""
         with self._optimised(text) as module:
             assembly: str = self._machine.emit_assembly(module)
         return assembly
 
     def optimised(self, text: str) -> str:
-        """A module after LLVM's passes, for reading."""
+        """Return a module after LLVM's passes, for reading."""
         with self._optimised(text) as module:
             return str(module)
 
@@ -98,8 +101,10 @@ def _is_long(text: str) -> bool:
 
 
 def _passes(llvm: Any) -> Any:
-    """What our own emitter leaves to do. LLVM's O1 pipeline gives the same code, and
-    takes longer."""
+    """Return the passes that the emitter leaves to LLVM.
+
+    LLVM's O1 pipeline gives the same code, and takes longer.
+    """
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
     passes.add_sroa_pass()

@@ -1,10 +1,10 @@
-"""Expressions as registers, each computed once where that is safe.
+"""Evaluators of expressions into registers, each expression once where that is safe.
 
-A register is remembered with its expression until the scope ends in which it was
-computed. If it depends on memory or on a mutable variable, it is forgotten already at
-the next write. Expressions that apply one operation to the same registers share one
-(value numbering). Index arithmetic that no iteration of a loop changes goes into the
-loop's preheader, so that LLVM's loop passes have nothing left to do.
+A memo table keeps the register of an expression until the scope that computed it ends.
+If the expression depends on memory or on a mutable variable, the next write removes it.
+Expressions that apply one operation to the same registers share one register (value
+numbering). Index arithmetic that is invariant in a loop goes into the loop's preheader,
+so that LLVM's loop passes have nothing left to do.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -41,38 +41,43 @@ Leaf: TypeAlias = Callable[[Expr], str]
 HOISTED: Final = frozenset(
     ("add", "sub", "mul", "neg", "and", "shl", "max", "min", "select", *COMPARE)
 )
-"""Operations of 64-bit integers that go into preheaders: cheap, and they never trap."""
+"""Operations of i64 that go into preheaders: they are cheap and never trap."""
 MOST_HOISTED: Final = 24
-"""Lines in one preheader: more would not find registers."""
+"""The limit of lines in one preheader; more values would spill."""
 MOST_TRIPS: Final = 1 << 62
-"""Iterations that no loop ever comes to."""
+"""A number of iterations that no loop can reach."""
 
 
 class Evaluator:
-    """Expressions as registers of `width` lanes. Subclasses say what the leaves are."""
+    """An evaluator of expressions with `width` lanes; subclasses define the leaves.
+
+    memo       the register of each expression
+    volatile   the expressions in `memo` that a write may change
+    numbers    the register of each operation on registers
+    """
 
     def __init__(self, f: Function, width: int) -> None:
         self.f, self.width = f, width
         self.memo: dict[Expr, str] = {}
         self.volatile: set[Expr] = set()
-        self.numbers: dict[Hashable, str] = {}  # operations of registers, and theirs
+        self.numbers: dict[Hashable, str] = {}  # value numbering
 
     def value(self, expr: Expr) -> str:
-        """The register, or the constant, that holds `expr`."""
+        """Return the register, or the constant, that holds `expr`."""
         memo = self.memo
-        known = memo.get(expr)
-        if known is not None:
-            return known
+        register = memo.get(expr)
+        if register is not None:
+            return register
         pending = [expr]
-        while pending:  # not by recursion: a chain may be thousands of nodes deep
+        while pending:  # a chain may be too deep for recursion
             node = pending[-1]
             if node in memo:
                 pending.pop()
                 continue
             inputs = self.inputs(node)
-            below = [a for a in inputs if a not in memo]
-            if below:
-                pending += reversed(below)
+            missing = [a for a in inputs if a not in memo]
+            if missing:
+                pending += reversed(missing)
                 continue
             pending.pop()
             if not inputs or node.op == "load":
@@ -80,35 +85,40 @@ class Evaluator:
                 continue
             operands = (inputs[0].dtype, *[memo[a] for a in inputs])
             key = (node.op, node.dtype, operands)
-            same = self.numbers.get(key)
-            self.remember(node, self.compute(node) if same is None else same)
-            if same is None:
+            numbered = self.numbers.get(key)
+            self.remember(
+                node,
+                self.compute(node) if numbered is None else numbered,
+            )
+            if numbered is None:
                 self.number(key, memo[node])
                 self._bound(node)
         return memo[expr]
 
     def _bound(self, node: Expr) -> None:
-        """Note the bound of an index that is never negative."""
+        """Record the bound of an index that is never negative."""
         if node.dtype is int64 and node.op in _BOUNDS:
-            below = [self.bound(a) for a in node.args]
-            bound = _BOUNDS[node.op](*below) if all(below) else 0
+            bounds = [self.bound(a) for a in node.args]
+            bound = _BOUNDS[node.op](*bounds) if all(bounds) else 0
             if 0 < bound <= 1 << 63:
                 self.f.bounds[self.memo[node]] = bound
 
     def bound(self, node: Expr) -> int:
-        """What an i64 is less than, if it is never negative for all that is known; else
-        0. It is in `memo`."""
+        """Return an exclusive upper bound of an i64 in `memo` that is never negative.
+
+        It is 0 if the value may be negative, or has no known bound.
+        """
         if node.is_const:
             value: int = node.attr
             return max(value + 1, 0)
         return self.f.bounds.get(self.memo[node], 0)
 
     def number(self, key: Hashable, register: str) -> None:
-        """Remember the register of an operation of registers."""
+        """Record the register of an operation on registers."""
         self.numbers[key] = register
 
     def inputs(self, node: Expr) -> tuple[Expr, ...]:
-        """What must be in `memo` before `compute(node)`."""
+        """Return the expressions that `compute(node)` needs in `memo`."""
         return node.args[len(index_of(node)) :] if node.op == "load" else node.args
 
     def remember(self, node: Expr, register: str) -> None:
@@ -120,13 +130,13 @@ class Evaluator:
             volatile.add(node)
 
     def forget_loads(self) -> None:
-        """Forget what a write, or another iteration, may have changed."""
+        """Remove the registers that a write, or another iteration, may have changed."""
         for node in self.volatile:
             self.memo.pop(node, None)
         self.volatile.clear()
 
     def may_change(self, leaf: Expr) -> bool:
-        """Whether a write can change what this "var" or "load" gives."""
+        """Return whether a write can change the value of a "var" or a "load"."""
         raise NotImplementedError
 
     def compute(self, node: Expr) -> str:
@@ -148,7 +158,7 @@ class Evaluator:
         raise NotImplementedError
 
     def load(self, buffer: Buffer, at: Index, condition: Expr | None) -> str:
-        """Emit a read; its condition is in `memo`."""
+        """Emit a read whose condition, if any, is in `memo`."""
         raise NotImplementedError
 
 
@@ -163,7 +173,7 @@ _BOUNDS: Final[dict[str, Callable[[int, int], int]]] = {
     "lshr": lambda x, _: x,
     "ashr": lambda x, _: x,
 }
-"""What operations of integers from 0 to x - 1 and y - 1 give is less than."""
+"""Exclusive bounds of operations on integers from 0 to x - 1 and from 0 to y - 1."""
 
 
 def apply(f: Function, node: Expr, args: list[str], width: int) -> str:
@@ -182,22 +192,24 @@ def apply(f: Function, node: Expr, args: list[str], width: int) -> str:
 
 @dataclass(slots=True)
 class _Scope:
-    """What is forgotten when a scope ends."""
+    """The expressions and operations whose registers end with a scope."""
 
     nodes: list[Expr] = field(default_factory=list)
     keys: list[Hashable] = field(default_factory=list)
 
 
 class ScalarEvaluator(Evaluator):
-    """Expressions as scalar registers."""
+    """An evaluator of expressions into scalar registers."""
 
     def __init__(self, f: Function, memory: Memory) -> None:
         super().__init__(f, 1)
         self.memory = memory
-        self.constants: dict[Var, str] = {}  # variables that never change: registers
-        self.slots: dict[Var, str] = {}  # the others: stack slots
+        self.constants: dict[Var, str] = {}  # registers of immutable variables
+        self.slots: dict[Var, str] = {}  # stack slots of mutable variables
         self._scopes = [_Scope()]
-        self._around: list[int] = []  # of each open loop: how many scopes are around it
+        self._enclosing: list[
+            int
+        ] = []  # for each open loop the number of enclosing scopes
 
     def compute(self, node: Expr) -> str:
         if node.op in HOISTED and node.args[-1].dtype is int64:
@@ -228,41 +240,46 @@ class ScalarEvaluator(Evaluator):
     # --- addresses
 
     def address(self, buffer: Buffer, distance: Expr) -> str:
-        """The address of an element, by its linear distance from the beginning.
+        """Return the address of an element at a linear distance from the start.
 
-        What no iteration of the innermost loop changes is added first.
+        The part that is invariant in the innermost loop is added first.
         """
         pointer = self.memory.pointer(buffer)
         if distance.op == "add":
             parts = sorted(map(self.value, distance.args), key=self.f.depth_of)
             if self.f.depth_of(parts[0]) < self.f.depth_of(parts[1]):
-                # This may lie outside of the buffer, and the whole in it.
+                # The intermediate address may lie outside of the buffer.
                 row = self._behind(buffer, pointer, parts[0], "getelementptr")
                 return self._behind(buffer, row, parts[1], "getelementptr")
         whole = self.value(distance)
         return self._behind(buffer, pointer, whole, "getelementptr inbounds")
 
-    def _behind(self, buffer: Buffer, pointer: str, distance: str, by: str) -> str:
-        """The address that is `distance` elements behind another, by an instruction."""
+    def _behind(
+        self, buffer: Buffer, pointer: str, distance: str, operation: str
+    ) -> str:
+        """Return the address `distance` elements after `pointer`, by this
+        instruction."""
         if distance == "0":
             return pointer
-        instruction = f"{by} {memory_type(buffer.dtype)}, ptr {pointer}, i64 {distance}"
-        known = self.numbers.get(instruction)
-        if known is None:
+        instruction = (
+            f"{operation} {memory_type(buffer.dtype)}, ptr {pointer}, i64 {distance}"
+        )
+        address = self.numbers.get(instruction)
+        if address is None:
             depth = self._outermost(pointer, distance)
             if depth < self.f.depth:
                 with self.f.preheader(depth):
-                    known = self.f.emit(instruction)
+                    address = self.f.emit(instruction)
             else:
-                known = self.f.emit(instruction)
-            self.number(instruction, known)
-        return known
+                address = self.f.emit(instruction)
+            self.number(instruction, address)
+        return address
 
     # --- loops and scopes
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget at the end what was computed within."""
+        """Drop at the end the registers that were computed inside."""
         self._scopes.append(_Scope())
         yield
         scope = self._scopes.pop()
@@ -274,28 +291,29 @@ class ScalarEvaluator(Evaluator):
 
     @contextmanager
     def loop(self) -> Iterator[None]:
-        """Emit the blocks of a loop within."""
-        self._around.append(len(self._scopes))
+        """Emit the blocks of a loop in this context."""
+        self._enclosing.append(len(self._scopes))
         with self.f.loop():
             yield
-        self._around.pop()
+        self._enclosing.pop()
 
     @contextmanager
     def preheader(self, depth: int) -> Iterator[None]:
-        """Emit into the preheader of the open loop around which there are `depth`."""
-        scopes, around = self._scopes, self._around
-        self._scopes, self._around = scopes[: around[depth]], around[:depth]
+        """Emit in this context into the preheader of the open loop at `depth`."""
+        scopes, enclosing = self._scopes, self._enclosing
+        self._scopes, self._enclosing = scopes[: enclosing[depth]], enclosing[:depth]
         with self.f.preheader(depth):
             yield
-        self._scopes, self._around = scopes, around
+        self._scopes, self._enclosing = scopes, enclosing
 
     def _outermost(self, *operands: str) -> int:
-        """How many loops are around the outermost open one in which no iteration
-        changes these operands, and whose preheader has room; the depth here if there is
-        none."""
-        f, here = self.f, self.f.depth
-        depth = max(map(f.depth_of, operands)) if here else 0
-        while depth < here and f.preheader_size(depth) >= MOST_HOISTED:
+        """Return the depth of the outermost open loop in which operands are invariant.
+
+        Its preheader must have room; without such a loop it is the current depth.
+        """
+        f, current = self.f, self.f.depth
+        depth = max(map(f.depth_of, operands)) if current else 0
+        while depth < current and f.preheader_size(depth) >= MOST_HOISTED:
             depth += 1
         return depth
 
@@ -309,11 +327,14 @@ class ScalarEvaluator(Evaluator):
         self._scope_of(register).keys.append(key)
 
     def _scope_of(self, register: str) -> _Scope:
-        """The scope in which a register is defined: that around a loop if it is in the
-        loop's preheader."""
+        """Return the scope that a register belongs to.
+
+        For a register in the preheader of a loop it is the scope that encloses the
+        loop.
+        """
         depth = self.f.depth_of(register)
-        if depth < len(self._around):
-            return self._scopes[self._around[depth] - 1]
+        if depth < len(self._enclosing):
+            return self._scopes[self._enclosing[depth] - 1]
         return self._scopes[-1]
 
 
@@ -321,11 +342,11 @@ class ScalarEvaluator(Evaluator):
 
 
 MATH_WORK: Final = 50
-"""How many operations a mathematical function counts for."""
+"""The number of operations that a mathematical function counts as."""
 
 
 class _Parameters(Evaluator):
-    """The body of a mathematical function: its only leaves are its parameters."""
+    """An evaluator of the body of a mathematical function over its parameters."""
 
     def __init__(self, f: Function, width: int, parameters: dict[Var, str]) -> None:
         super().__init__(f, width)
@@ -339,7 +360,7 @@ class _Parameters(Evaluator):
 
 
 def call_math(f: Function, name: str, dtype: DType, width: int, args: list[str]) -> str:
-    """Emit a function in MATH; narrow floats compute in float32 and round."""
+    """Emit a function of MATH; narrow floats are computed in float32 and rounded."""
     f.work += MATH_WORK
     if name == "fmod":
         wide = float32 if dtype in NARROW_FLOATS else dtype
@@ -358,7 +379,7 @@ def call_math(f: Function, name: str, dtype: DType, width: int, args: list[str])
 
 
 def _inline(f: Function, name: str, dtype: DType, width: int, args: list[str]) -> str:
-    """The expansion of a function, in place."""
+    """Emit the expansion of a mathematical function inline."""
     variables = {Var(f"x{i}", dtype): a for i, a in enumerate(args)}
     expansion = math.expand(name, *map(read, variables))
     return _Parameters(f, width, variables).value(expansion)
@@ -367,8 +388,8 @@ def _inline(f: Function, name: str, dtype: DType, width: int, args: list[str]) -
 def _define_math(
     module: Module, function: str, name: str, dtype: DType, width: int, arity: int
 ) -> None:
-    """Define a function in MATH for `width` lanes."""
-    module.define(function, "")  # the place of the name; it may be used by itself
+    """Define a function of MATH for `width` lanes."""
+    module.define(function, "")  # keep its place, before the functions that it uses
     t = register_type(dtype, width)
     args = [f"%x{i}" for i in range(arity)]
     signature = ", ".join(f"{t} {a}" for a in args)
@@ -385,9 +406,11 @@ def _define_math(
 
 
 def _near_or_far(f: Function, name: str, dtype: DType, width: int) -> str:
-    """A function of `%x0` whose arguments are seldom so large that it needs its full
-    expansion: a short one, unless some lane does; then all go through memory to a
-    function that is compiled once in a process."""
+    """Emit a function of `%x0` with a short expansion for all but large arguments.
+
+    If some lane has a large argument, which is rare, all lanes go through memory to a
+    function with the full expansion that is compiled once in a process.
+    """
     x = Var("x", dtype)
     near = math.near(name, read(x))
     assert near is not None
@@ -417,7 +440,7 @@ def _near_or_far(f: Function, name: str, dtype: DType, width: int) -> str:
 
 
 def define_far(module: Module, function: str, name: str, dtype: DType) -> None:
-    """Define what `_near_or_far` calls: the function of each element of an array."""
+    """Define the function that `_near_or_far` calls on the elements of an array."""
     f = Function(module, f"void @{function}(ptr %values, i64 %count)", "nounwind")
     t = register_type(dtype)
     f.branch("each")

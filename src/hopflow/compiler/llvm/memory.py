@@ -1,4 +1,4 @@
-"""Buffers: where they begin, how an index becomes an address, what may alias what."""
+"""Buffers in LLVM IR: their pointers, the addresses of elements, and aliasing."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Self
@@ -24,11 +24,11 @@ from hopflow.loop_ir.walk import merged_axes
 
 INVARIANT: Final = ", !invariant.load !0"
 MOST_SCOPES: Final = 64
-"""Each scope names all others, in a text that grows with the square of their number."""
+"""Each scope names all others, and the text grows with the square of their number."""
 
 
 class Memory:
-    """The addresses of a program's buffers, within one function."""
+    """The addresses of a program's buffers within one function."""
 
     def __init__(self, f: Function) -> None:
         self.f = f
@@ -40,7 +40,8 @@ class Memory:
 
     @classmethod
     def of(cls, f: Function, other: Self) -> Self:
-        """The same buffers, yet to be placed, within another function."""
+        """Return a memory for another function, with the same metadata and no
+        pointers."""
         memory = cls(f)
         memory._load_notes, memory._store_notes = other._load_notes, other._store_notes
         return memory
@@ -48,26 +49,26 @@ class Memory:
     # --- where buffers begin
 
     def place(self, buffer: Buffer, pointer: str) -> None:
-        """Say that `buffer` begins at the register `pointer`, always."""
+        """Set the register that always points to the start of `buffer`."""
         self._pointers[buffer] = pointer
 
     def place_in_slot(self, buffer: Buffer, pointer: str) -> str:
-        """Say that `buffer` begins at `pointer` now, and may move; return its slot."""
+        """Set the initial start of a buffer that may move; return its slot."""
         slot = self._slots[buffer] = self.f.slot("ptr", buffer.name)
         self.f.do(f"store ptr {pointer}, ptr {slot}")
         return slot
 
     def move(self, buffer: Buffer, pointer: str) -> None:
-        """Let `buffer` begin at another register from here on."""
+        """Emit the store of a new start of `buffer` to its slot."""
         self.f.do(f"store ptr {pointer}, ptr {self._slots[buffer]}")
 
     def pointer(self, buffer: Buffer) -> str:
-        """The register that holds the beginning of `buffer` here."""
+        """Return the register that points to the start of `buffer` here."""
         fixed = self._pointers.get(buffer)
         return fixed or self.f.emit(f"load ptr, ptr {self._slots[buffer]}")
 
     def slot(self, buffer: Buffer) -> str:
-        """The slot of a buffer that may move."""
+        """Return the slot of a buffer that may move."""
         return self._slots[buffer]
 
     def note(self, buffer: Buffer, load: str, store: str) -> None:
@@ -75,26 +76,28 @@ class Memory:
         self._load_notes[buffer], self._store_notes[buffer] = load, store
 
     def notes(self, buffer: Buffer) -> tuple[str, str]:
-        """The metadata of loads and of stores."""
+        """Return the metadata of loads and of stores of `buffer`."""
         return self._load_notes.get(buffer, ""), self._store_notes.get(buffer, "")
 
     def is_invariant(self, buffer: Buffer) -> bool:
-        """Whether nothing in the program writes to `buffer`."""
+        """Return whether nothing in the program writes to `buffer`."""
         return self._load_notes.get(buffer) == INVARIANT
 
     # --- addresses
 
     def strides(self, buffer: Buffer) -> tuple[Expr, ...]:
-        """Elements from one index to the next, an axis each."""
-        known = self._strides.get(buffer)
-        if known is None:
-            known = buffer.strides or dense_strides(buffer.shape)
-            self._strides[buffer] = known
-        return known
+        """Return the number of elements between neighbors, for each axis."""
+        strides = self._strides.get(buffer)
+        if strides is None:
+            strides = buffer.strides or dense_strides(buffer.shape)
+            self._strides[buffer] = strides
+        return strides
 
     def linear(self, buffer: Buffer, at: Sequence[Expr]) -> Expr:
-        """The distance in elements of `buffer[at]` from the beginning; `at` may index
-        the leading axes alone."""
+        """Return the distance of `buffer[at]` from the start, in elements.
+
+        `at` may index the leading axes only.
+        """
         strides = self.strides(buffer)
         if buffer.strides is None and any(position.op == "rem" for position in at):
             merged, inner = merged_axes(at, buffer.shape), buffer.shape[len(at) :]
@@ -106,7 +109,7 @@ class Memory:
         return total
 
     def address(self, buffer: Buffer, distance: str, start: str = "") -> str:
-        """The address of an element, by its linear distance from the `start`."""
+        """Return the address of an element at a linear distance from `start`."""
         pointer = start or self.pointer(buffer)
         if distance == "0":
             return pointer
@@ -116,12 +119,12 @@ class Memory:
         )
 
     def readable(self, address: str, condition: str) -> str:
-        """The address, or that of zeros where the condition, an i1, does not hold."""
+        """Return the address, or that of zeros where the i1 `condition` is false."""
         zeros = self.f.module.zeros()
         return self.f.emit(f"select i1 {condition}, ptr {address}, ptr {zeros}")
 
     def load(self, buffer: Buffer, address: str, width: int = 1) -> str:
-        """Load one element, or `width` of them that follow each other."""
+        """Load one element, or `width` consecutive ones."""
         stored = memory_type(buffer.dtype, width)
         align = f", align {buffer.dtype.itemsize}" if width > 1 else ""
         note = self._load_notes.get(buffer, "")
@@ -129,7 +132,7 @@ class Memory:
         return from_memory(self.f, value, buffer.dtype, width)
 
     def store(self, buffer: Buffer, address: str, value: str, width: int = 1) -> None:
-        """Store one element, or `width` of them one after the other."""
+        """Store one element, or `width` consecutive ones."""
         stored = memory_type(buffer.dtype, width)
         align = f", align {buffer.dtype.itemsize}" if width > 1 else ""
         note = self._store_notes.get(buffer, "")
@@ -138,7 +141,7 @@ class Memory:
 
 
 def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
-    """The strides of a row-major array."""
+    """Return the strides of a row-major array."""
     strides = [e.index(1)]
     for extent in reversed(shape[1:]):
         strides.append(e.mul(strides[-1], extent))
@@ -149,19 +152,19 @@ def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
 
 
 def note_aliasing(
-    memory: Memory, program: Program, all_: Iterable[Stmt], module: Module
+    memory: Memory, program: Program, statements: Iterable[Stmt], module: Module
 ) -> None:
-    """Tell LLVM what cannot overlap, by metadata of the module.
+    """Tell LLVM by alias metadata which buffers cannot overlap.
 
-    What the program only reads is invariant. Each output it writes has a scope of its
-    own, and all of the arena has one, with the outputs that are exchanged: its buffers
-    share memory in turn. Of very many outputs some have none, and may overlap with
-    anything for all that LLVM knows.
+    Buffers that the program only reads are invariant. Each output that it writes has
+    its own scope. The arena and the outputs that are exchanged have one scope, since
+    their buffers share memory in turn. If there are very many outputs, some have no
+    scope, and LLVM assumes that they may alias anything.
     """
     written: dict[Buffer, None] = {}
     called: dict[Buffer, None] = {}
     swapped: dict[Buffer, None] = {}
-    for s in all_:
+    for s in statements:
         match s:
             case Store(buffer) | Copy(buffer):
                 written[buffer] = None
@@ -175,7 +178,7 @@ def note_aliasing(
                     written[argument.buffer] = None
             case HostCall():
                 written |= dict.fromkeys(ref.buffer for ref in s.results)
-            case Invoke():  # which is all that most of many outputs are in
+            case Invoke():  # typically most of many outputs
                 called |= dict.fromkeys(ref.buffer for ref in s.results)
     together = dict.fromkeys([*program.arena, *swapped])
     groups = [list(together)] if together else []

@@ -1,9 +1,9 @@
-"""Building LLVM IR as text: a module, and one function of it at a time.
+"""Builders of LLVM IR as text: a module, and its functions one at a time.
 
-Text that LLVM parses costs less than half of what its builder API would, and it can
-spell every flag and attribute. Registers are numbered in the order of their text, which
-is what LLVM asks of unnamed values; whatever is placed out of that order (stack slots,
-code hoisted before a loop) has a name instead.
+Parsing text takes LLVM less than half of the time of its builder API, and text can
+spell every flag and attribute. Registers are numbered in the order of their text, as
+LLVM requires of unnamed values; whatever is placed out of that order (stack slots, code
+hoisted before a loop) has a name instead.
 """
 
 import re
@@ -12,72 +12,75 @@ from contextlib import contextmanager
 from typing import Final
 
 OPAQUE = "nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)"
-"""Attributes of a function elsewhere that touches what it is given, and no other memory
-of the program's."""
+"""Attributes of an external function that accesses its arguments, and no other memory
+of the program."""
 RARE = ", !prof !1"
 """Metadata of a branch whose first side is rare."""
 INLINED = 64
-"""A function that is called from more places is not inlined: each is some 40
-instructions, and what registers do costs LLVM time that is quadratic in them."""
+"""A function that is called from more places is not inlined: each copy has some 40
+instructions, and register allocation takes LLVM time that is quadratic in them."""
 
 
 def symbol(name: str) -> str:
-    """What a program, or a function, of this name is called."""
+    """Return the linker symbol of a program, or of a function, of this name."""
     return f"hf_kernel_{plain(name)}"
 
 
 def plain(name: str) -> str:
-    """`name` as LLVM and linkers take it without quotes."""
+    """Return `name` with only characters that LLVM and linkers accept unquoted."""
     return re.sub(r"[^0-9A-Za-z_]", "_", name)
 
 
 VECTOR_BYTES: Final = 512
-"""Of 64 lanes, the most that a vector loop has, of 64 bits."""
+"""The size of the widest vector of a loop: 64 lanes of 64 bits."""
 
 
 class Module:
-    """The text of one module: declarations, data and functions, each by its name; and
-    metadata, by numbers."""
+    """The text of one module: declarations, data, functions, attributes and metadata.
+
+    symbols   the names whose addresses the linker must provide
+    """
 
     def __init__(self) -> None:
-        self.symbols: set[str] = set()  # what the linker must be given addresses of
+        self.symbols: set[str] = set()  # the linker must have their addresses
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}
-        self._inlined: dict[str, int] = {}  # by name: where their attributes stand
+        self._inlined: dict[str, int] = {}  # by function, the number of its attributes
         self._notes = ["!{}", '!{!"branch_weights", i32 1, i32 100000}']
 
     def declare(self, declaration: str) -> None:
-        """Declare an intrinsic, as "double @llvm.fabs.f64(double)"."""
+        """Declare an intrinsic, for example "double @llvm.fabs.f64(double)"."""
         if declaration not in self._globals:
             self._globals[declaration] = f"declare {declaration}"
 
     def external(self, declaration: str, attributes: str = "") -> None:
-        """Declare a function that the linker finds, as "ptr @malloc(i64)"."""
+        """Declare a function that the linker resolves, for example "ptr
+        @malloc(i64)"."""
         self.symbols.add(
             declaration[declaration.index("@") + 1 : declaration.index("(")]
         )
         self._globals[declaration] = f"declare {declaration} {attributes}"
 
     def zeros(self) -> str:
-        """The address of as many zeros as any vector has bytes."""
+        """Return the address of as many zero bytes as the widest vector has."""
         content = f"[{VECTOR_BYTES} x i8] zeroinitializer"
         self._globals["zeros"] = f"@hf.zeros = internal constant {content}, align 64"
         return "@hf.zeros"
 
     def external_data(self, name: str) -> None:
-        """Declare data that the linker finds."""
+        """Declare data that the linker resolves."""
         self.symbols.add(name)
         self._globals[name] = f"@{name} = external global i8"
 
     def data(self, name: str, content: bytes) -> None:
-        """Define read-only data, aligned for any vector."""
+        """Define read-only data that is aligned for any vector."""
         escaped = "".join(f"\\{byte:02X}" for byte in content)
         self._globals[name] = (
             f'@{name} = internal constant [{len(content)} x i8] c"{escaped}", align 64'
         )
 
     def table(self, words: Sequence[int]) -> str:
-        """Define read-only words; return a name for them that no other data has."""
+        """Define read-only words, and return a new name for them."""
         number = 0
         while f"table{number}" in self._globals:
             number += 1
@@ -88,7 +91,7 @@ class Module:
         return name
 
     def fresh(self, name: str) -> str:
-        """A name for a function that no other has; it is reserved."""
+        """Reserve and return a function name that is not in use."""
         number = 0
         while self.has_function(f"{name}{number}"):
             number += 1
@@ -99,16 +102,19 @@ class Module:
         return name in self._functions
 
     def define(self, name: str, text: str) -> None:
-        """Add the text of a function (or reserve its name, with no text yet)."""
+        """Add the text of a function, or "" to reserve its name."""
         self._functions[name] = text
 
     def inlined(self, name: str) -> str:
-        """The attributes of a function that is to be inlined, unless it is called from
-        too many places: that is known at the end."""
+        """Return the attributes of a function that is inlined if few places call it.
+
+        The number of calls is known once the module is complete.
+        """
         return f"#{self._inlined.setdefault(name, len(self._inlined))}"
 
     def note(self, *members: str, distinct: bool = False) -> str:
-        """Metadata of other metadata; what is distinct is its own first member."""
+        """Return a metadata node of other nodes; a distinct node is its own first
+        member."""
         name = f"!{len(self._notes)}"
         text = ", ".join((name, *members) if distinct else members)
         self._notes.append(f"{'distinct ' * distinct}!{{{text}}}")
@@ -119,7 +125,9 @@ class Module:
         functions = "\n".join(self._functions.values())
         attributes = []
         for name, number in self._inlined.items():
-            few = functions.count(f" @{name}(") <= INLINED + 1  # with the definition
+            few = (
+                functions.count(f" @{name}(") <= INLINED + 1
+            )  # one more for the definition
             inline = "alwaysinline" if few else "noinline"
             attributes.append(f"attributes #{number} = {{ {inline} nounwind }}")
         notes = [f"!{k} = {note}" for k, note in enumerate(self._notes)]
@@ -128,22 +136,24 @@ class Module:
 
 
 class Function:
-    """A function under construction: instructions are appended to the open block."""
+    """A function under construction: instructions are appended to the current block."""
 
     def __init__(self, module: Module, signature: str, attributes: str) -> None:
-        """Start "i64 @name(ptr %block)" at its entry block."""
+        """Start the entry block of a function, for example "i64 @name(ptr %block)"."""
         self.module = module
-        self.block = "entry"  # the label of the open block
+        self.block = "entry"  # the label of the current block
         self._signature, self._attributes = signature, attributes
         self._slots: list[str] = []
         self._lines: list[str] = []
-        self.work = 0  # beside the instructions: what they stand for
+        self.work = 0  # operations inside called functions, beside the instructions
         self._count = 0
         self._names = 0
         self._prefix = "%"
         self._preheaders: list[list[str]] = []  # of the open loops, outermost first
         self._depths: dict[str, int] = {}
-        self.bounds: dict[str, int] = {}  # of i64 registers that are never negative
+        self.bounds: dict[
+            str, int
+        ] = {}  # exclusive bounds of i64 registers that are never negative
 
     def emit(self, instruction: str) -> str:
         """Append an instruction with a result; return its register."""
@@ -159,12 +169,12 @@ class Function:
         self._lines.append(f"  {instruction}")
 
     def name(self, hint: str) -> str:
-        """A name for a block, slot or register that no other has."""
+        """Return a new name for a block, slot or register."""
         self._names += 1
         return f"{hint}.{self._names}"
 
     def start(self, label: str) -> None:
-        """Open the block `label`; the one before must have been ended by a branch."""
+        """Begin the block `label`; a branch must have ended the block before."""
         self._lines.append(f"{label}:")
         self.block = label
 
@@ -172,54 +182,55 @@ class Function:
         self._lines.append(f"  br label %{label}")
 
     def branch_if(self, test: str, then: str, otherwise: str, hint: str = "") -> None:
-        """`hint` is metadata: which side is rare."""
+        """Append a conditional branch; `hint` is metadata on which side is rare."""
         self._lines.append(f"  br i1 {test}, label %{then}, label %{otherwise}{hint}")
 
     def slot(self, llvm_type: str, hint: str, align: int = 0) -> str:
-        """A stack slot; LLVM turns those of scalars and vectors into registers."""
+        """Add a stack slot; LLVM turns those of scalars and vectors into registers."""
         slot = f"%{self.name(hint)}"
         aligned = f", align {align}" if align else ""
         self._slots.append(f"  {slot} = alloca {llvm_type}{aligned}")
         return slot
 
     def early_slot(self, llvm_type: str, hint: str, value: str) -> str:
-        """A stack slot that holds the constant `value` from the beginning."""
+        """Add a stack slot that holds the constant `value` from the entry on."""
         slot = self.slot(llvm_type, hint)
         self._slots.append(f"  store {llvm_type} {value}, ptr {slot}")
         return slot
 
     @contextmanager
     def hoisted(self, lines: list[str]) -> Iterator[None]:
-        """Append to `lines` meanwhile: the caller puts them before all loops."""
+        """Append to `lines` in this context; the caller puts them before all loops."""
         with self._appended_to(lines, 0):
             yield
 
     @contextmanager
     def _appended_to(self, lines: list[str], depth: int) -> Iterator[None]:
-        kept = self._lines, self._prefix, self._preheaders
+        outer = self._lines, self._prefix, self._preheaders
         self._lines, self._prefix = lines, "%u"
         self._preheaders = self._preheaders[:depth]
         yield
-        self._lines, self._prefix, self._preheaders = kept
+        self._lines, self._prefix, self._preheaders = outer
 
     # --- loops
 
     @property
     def depth(self) -> int:
-        """How many loops are open."""
+        """The number of open loops."""
         return len(self._preheaders)
 
     def depth_of(self, value: str) -> int:
-        """In how many loops a register is defined; 0 for a constant or an argument."""
+        """Return the loop depth of a register's definition: 0 for arguments and
+        constants."""
         return self._depths.get(value, 0)
 
     def define(self, register: str) -> None:
-        """Say that a register is defined in the open loops, by a line of `do`."""
+        """Record that a line of `do` defines a register at the current loop depth."""
         self._depths[register] = len(self._preheaders)
 
     @contextmanager
     def loop(self) -> Iterator[None]:
-        """Append the blocks of a loop meanwhile; its preheader comes before them."""
+        """Append the blocks of a loop in this context, after the loop's preheader."""
         before, self._lines = self._lines, []
         preheader: list[str] = []
         self._preheaders.append(preheader)
@@ -231,26 +242,26 @@ class Function:
 
     @contextmanager
     def preheader(self, depth: int) -> Iterator[list[str]]:
-        """Append to the preheader of the open loop around which there are `depth`."""
+        """Append in this context to the preheader of the open loop at `depth`."""
         lines = self._preheaders[depth]
         with self._appended_to(lines, depth):
             yield lines
 
     def preheader_size(self, depth: int) -> int:
-        """How many lines the preheader of that loop has so far."""
+        """Return the number of lines in the preheader of the open loop at `depth`."""
         return len(self._preheaders[depth])
 
     def insert(self, lines: list[str]) -> None:
-        """Append finished lines."""
+        """Append complete lines."""
         self._lines += lines
 
     @property
     def size(self) -> int:
-        """Lines so far."""
+        """The number of lines so far."""
         return len(self._lines)
 
     def take(self) -> list[str]:
-        """Remove the lines so far, for the caller to put back."""
+        """Remove and return all lines, for the caller to insert elsewhere."""
         lines, self._lines = self._lines, []
         return lines
 

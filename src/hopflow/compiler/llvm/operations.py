@@ -1,6 +1,6 @@
-"""One operation of the Loop IR on registers: usually one instruction.
+"""Operations of the Loop IR on registers, most of which are one instruction.
 
-Every function here takes registers (or constants) of `width` lanes and returns one.
+Every function takes registers or constants of `width` lanes and returns one.
 """
 
 from functools import cache
@@ -54,11 +54,11 @@ _FLOAT_TEST: Final = {
 }
 _OVERFLOWS: Final = {"add_overflows": "sadd", "mul_overflows": "smul"}
 _ROUNDING: Final = frozenset("add sub mul div rem sqrt fma".split())
-"""Operations whose exact result a narrow float may not be able to hold."""
+"""Operations whose exact result a narrow float may be unable to represent."""
 
 
 def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
-    """Emit `op` on operands of `dtype` (for "select": that of the two values)."""
+    """Emit `op` on operands of `dtype`, for "select" that of its two values."""
     if width > 1 and op in _SIGNED and _is_short(dtype) and args[1].startswith("%"):
         return _divided(f, op, dtype, width, args)
     simple = _instruction(op, dtype, width)
@@ -70,7 +70,7 @@ def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -
         if dtype in NARROW_FLOATS and op in _ROUNDING:
             return round_narrow(f, result, dtype, width)
         return result
-    if op == "abs":  # of an unsigned integer
+    if op == "abs":  # an unsigned integer
         return args[0]
     if op in _OVERFLOWS:
         return _overflows(f, _OVERFLOWS[op], register_type(dtype), width, args)
@@ -79,7 +79,10 @@ def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -
 
 @cache
 def _instruction(op: str, dtype: DType, width: int) -> tuple[str, str | None] | None:
-    """The template of the one instruction that does `op`, and what it declares."""
+    """Return the template of the instruction for `op`, and what it declares.
+
+    It is None if `op` takes several instructions.
+    """
     t = register_type(dtype, width)
     kind = dtype.kind
     if op in _OVERFLOWS:
@@ -152,15 +155,15 @@ def _call(
 
 
 def _is_short(dtype: DType) -> bool:
-    """Whether integers of a dtype are divided exactly as floats."""
+    """Return whether division by floats is exact for the integers of a dtype."""
     return dtype.kind in "iu" and dtype.bits <= 32
 
 
 def _divided(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
-    """The quotient of integers, or what is left, as no vector unit divides them.
+    """Emit the quotient or the remainder of integers, which no vector unit divides.
 
-    The floats have twice the bits of the integers, and more. So the quotient of two,
-    if it is no integer, is farther from one than rounding moves it.
+    The floats have at least twice the bits of the integers. A quotient that is no
+    integer is therefore farther from one than rounding can move it.
     """
     t = register_type(dtype, width)
     wide = lanes("double" if dtype.bits > 16 else "float", width)
@@ -175,7 +178,7 @@ def _divided(f: Function, op: str, dtype: DType, width: int, args: list[str]) ->
 
 
 def _overflows(f: Function, op: str, scalar: str, width: int, args: list[str]) -> str:
-    """Whether an operation of signed integers wraps around."""
+    """Emit the test whether an operation of signed integers wraps around."""
     t = lanes(scalar, width)
     pair = f"{{{t}, {lanes('i1', width)}}}"
     intrinsic = f"{pair} @llvm.{op}.with.overflow{overload(scalar, width)}"
@@ -185,7 +188,10 @@ def _overflows(f: Function, op: str, scalar: str, width: int, args: list[str]) -
 
 
 def _shift(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
-    """By the number of bits or more (the amount counts as unsigned): 0, or all sign."""
+    """Emit a shift; by the number of bits or more it gives 0, or the sign in all bits.
+
+    The amount counts as unsigned.
+    """
     x, amount = args
     scalar = register_type(dtype)
     t = lanes(scalar, width)
@@ -209,52 +215,52 @@ def _shift(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> s
 
 
 def round_narrow(f: Function, x: str, dtype: DType, width: int) -> str:
-    """The `float` nearest to `x` that the narrow `dtype` has."""
+    """Emit the `float` nearest to `x` that the narrow `dtype` can represent."""
     return from_memory(f, to_memory(f, x, dtype, width), dtype, width)
 
 
 def from_memory(f: Function, x: str, dtype: DType, width: int) -> str:
-    """The register form of a value that was loaded."""
-    stored, held = memory_type(dtype, width), register_type(dtype, width)
-    if stored == held:
+    """Emit the register form of a loaded value."""
+    stored, in_register = memory_type(dtype, width), register_type(dtype, width)
+    if stored == in_register:
         return x
     if dtype is dtypes.float16:
-        return f.emit(f"fpext {stored} {x} to {held}")
+        return f.emit(f"fpext {stored} {x} to {in_register}")
     if dtype is dtypes.bfloat16:
         bits = lanes("i32", width)
         wide = f.emit(f"zext {stored} {x} to {bits}")
         high = f.emit(f"shl {bits} {wide}, {splat('i32', '16', width)}")
-        return f.emit(f"bitcast {bits} {high} to {held}")
-    return f.emit(f"trunc {stored} {x} to {held}")
+        return f.emit(f"bitcast {bits} {high} to {in_register}")
+    return f.emit(f"trunc {stored} {x} to {in_register}")
 
 
 def to_memory(f: Function, x: str, dtype: DType, width: int) -> str:
-    """The form of a value that is stored; a narrow float is rounded to nearest even."""
-    stored, held = memory_type(dtype, width), register_type(dtype, width)
-    if stored == held:
+    """Emit the memory form of a value; narrow floats round to nearest, ties to even."""
+    stored, in_register = memory_type(dtype, width), register_type(dtype, width)
+    if stored == in_register:
         return x
     if dtype is dtypes.float16:
-        return f.emit(f"fptrunc {held} {x} to {stored}")
+        return f.emit(f"fptrunc {in_register} {x} to {stored}")
     if dtype is dtypes.bfloat16:
         return _round_to_bfloat16(f, x, width)
-    return f.emit(f"zext {held} {x} to {stored}")
+    return f.emit(f"zext {in_register} {x} to {stored}")
 
 
 def _round_to_bfloat16(f: Function, x: str, width: int) -> str:
-    """The upper half of the bits, plus just under half a unit; a NaN stays one."""
-    held, bits, half = lanes("float", width), lanes("i32", width), lanes("i16", width)
+    """Emit the upper half of the bits, rounded to nearest even; a NaN stays a NaN."""
+    float_, bits, half = lanes("float", width), lanes("i32", width), lanes("i16", width)
 
     def number(value: int) -> str:
         return splat("i32", str(value), width)
 
-    whole = f.emit(f"bitcast {held} {x} to {bits}")
+    whole = f.emit(f"bitcast {float_} {x} to {bits}")
     high = f.emit(f"lshr {bits} {whole}, {number(16)}")
     odd = f.emit(f"and {bits} {high}, {number(1)}")
     biased = f.emit(f"add {bits} {whole}, {number(0x7FFF)}")
     rounded = f.emit(f"add {bits} {biased}, {odd}")
     shifted = f.emit(f"lshr {bits} {rounded}, {number(16)}")
     quiet = f.emit(f"or {bits} {high}, {number(0x40)}")
-    nan = f.emit(f"fcmp uno {held} {x}, {constant(0, dtypes.float32, width)}")
+    nan = f.emit(f"fcmp uno {float_} {x}, {constant(0, dtypes.float32, width)}")
     mask = lanes("i1", width)
     result = f.emit(f"select {mask} {nan}, {bits} {quiet}, {bits} {shifted}")
     return f.emit(f"trunc {bits} {result} to {half}")
@@ -264,7 +270,7 @@ def _round_to_bfloat16(f: Function, x: str, width: int) -> str:
 
 
 def cast(f: Function, x: str, source: DType, target: DType, width: int) -> str:
-    """Convert as `loop_ir.expr.cast` says."""
+    """Emit a conversion with the semantics of `loop_ir.expr.cast`."""
     if target.kind == "f":
         return _cast_to_float(f, x, source, target, width)
     if source.kind == "f":
@@ -278,15 +284,15 @@ def cast(f: Function, x: str, source: DType, target: DType, width: int) -> str:
 
 
 def _saturate(f: Function, x: str, source: DType, target: DType, width: int) -> str:
-    """From float to integer: NaN gives 0, and what is out of range the nearest."""
-    scalar, held = register_type(source), register_type(target)
-    s, t = lanes(scalar, width), lanes(held, width)
+    """Emit a conversion from float to integer that clamps; NaN becomes 0."""
+    scalar, scalar_target = register_type(source), register_type(target)
+    s, t = lanes(scalar, width), lanes(scalar_target, width)
     sign = "s" if target.kind == "i" else "u"
     if width == 1:
-        name = f"llvm.fpto{sign}i.sat{overload(held)}{overload(scalar)}"
+        name = f"llvm.fpto{sign}i.sat{overload(scalar_target)}{overload(scalar)}"
         f.module.declare(f"{t} @{name}({s})")
         return f.emit(f"call {t} @{name}({s} {x})")
-    # LLVM would convert lane by lane. `limit` is the first integer that is too large.
+    # LLVM would convert lane by lane. `limit` is the first integer out of range.
     value_bits = target.bits - (target.kind == "i")
     low = -(2.0**value_bits) if target.kind == "i" else 0.0
     floor, limit = (constant(v, source, width) for v in (low, 2.0**value_bits))
@@ -323,8 +329,11 @@ def _cast_to_float(
 
 
 def _round_to_odd(f: Function, exact: str, nearest: str, width: int) -> str:
-    """The `float` next to the `double` `exact` towards 0, with its last bit set if it
-    is not `exact`. So rounded, it can be rounded again without doing so twice."""
+    """Emit the `float` that the `double` `exact` rounds to in the mode "to odd".
+
+    It is `exact` truncated towards 0, with the last bit set if that is inexact. A
+    second rounding to fewer bits is then as if done once.
+    """
     d, s, bits = lanes("double", width), lanes("float", width), lanes("i32", width)
     mask = lanes("i1", width)
     back = f.emit(f"fpext {s} {nearest} to {d}")
@@ -340,7 +349,7 @@ def _round_to_odd(f: Function, exact: str, nearest: str, width: int) -> str:
 
 
 def bitcast(f: Function, x: str, source: DType, target: DType, width: int) -> str:
-    """The same bits as another type of the same width."""
+    """Emit the same bits as another type of the same width."""
     bits = to_memory(f, x, source, width) if source in NARROW_FLOATS else x
     s = memory_type(source, width) if source in NARROW_FLOATS else None
     s = s or register_type(source, width)
@@ -353,15 +362,15 @@ def bitcast(f: Function, x: str, source: DType, target: DType, width: int) -> st
 
 
 def broadcast(f: Function, x: str, scalar: str, width: int) -> str:
-    """The scalar `x` in every lane."""
+    """Emit a vector with the scalar `x` in every lane."""
     if width == 1:
         return x
     if not x.startswith("%"):
         return splat(scalar, x, width)
     t = lanes(scalar, width)
-    first = f.emit(f"insertelement {t} poison, {scalar} {x}, i64 0")
+    inserted = f.emit(f"insertelement {t} poison, {scalar} {x}, i64 0")
     return f.emit(
-        f"shufflevector {t} {first}, {t} poison, <{width} x i32> zeroinitializer"
+        f"shufflevector {t} {inserted}, {t} poison, <{width} x i32> zeroinitializer"
     )
 
 
@@ -374,7 +383,7 @@ NEUTRAL: Final[dict[str, float]] = {
 
 
 def neutral(combine: str, dtype: DType) -> str:
-    """The constant that `combine` leaves any other value by."""
+    """Return the identity element of `combine`."""
     if dtype.kind == "f":
         return literal(NEUTRAL[combine], dtype)
     if dtype.kind == "b":

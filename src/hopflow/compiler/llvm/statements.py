@@ -1,4 +1,4 @@
-"""Structured statements as basic blocks: what every target does alike."""
+"""Structured statements as basic blocks: the emitter that all targets share."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,11 +31,10 @@ from hopflow.loop_ir.walk import same
 
 
 class Emitter:
-    """Emits statements into one function.
+    """An emitter of statements into one function.
 
-    Loops run one iteration after the other here. A target's emitter adds the statements
-    that it has an own form for to `emitters`, and overrides `steps` for the bindings
-    that its loops may have.
+    Its loops run sequentially. A target's emitter adds its own forms of statements to
+    `emitters`, and overrides `steps` for the bindings that its loops may have.
     """
 
     def __init__(self, f: Function, memory: Memory) -> None:
@@ -53,16 +52,19 @@ class Emitter:
             While: self._while,
             If: self._if,
         }
-        self._within_guard = False  # whether a loop around is left out if it is empty
+        self._within_guard = (
+            False  # whether an enclosing loop is guarded against empty extents
+        )
 
     # --- bodies
 
     def body(self, statements: Sequence[Stmt]) -> None:
-        """Emit statements one after the other, in the open scope."""
+        """Emit statements in sequence, in the open scope."""
         self.straight(statements)
 
     def straight(self, statements: Sequence[Stmt]) -> None:
-        """The same, all into this function: what they define is there to be read."""
+        """Emit statements into this function, so that later code can read their
+        results."""
         for statement in statements:
             self.emit(statement)
 
@@ -94,7 +96,7 @@ class Emitter:
         self.combine(s.var, s.combine, value)
 
     def combine(self, var: Var, combine: str, value: str) -> None:
-        """`var = combine(var, value)`."""
+        """Emit `var = combine(var, value)`."""
         old = self.values.value(e.read(var))
         self._set(
             var, operations.operation(self.f, combine, var.dtype, 1, [old, value])
@@ -114,7 +116,7 @@ class Emitter:
         self.values.forget_loads()
 
     def copy_bytes(self, s: Copy, size: Expr) -> None:
-        """Emit a copy between dense arrays of so many bytes."""
+        """Emit a copy of this many bytes between dense arrays."""
         pointers = [self.memory.pointer(b) for b in (s.target, s.source)]
         self.f.module.declare("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
         to, from_ = (f"ptr align {s.source.dtype.itemsize} {p}" for p in pointers)
@@ -124,7 +126,7 @@ class Emitter:
         )
 
     def swap(self, s: Swap) -> None:
-        """Let two buffers change their places."""
+        """Exchange the pointers of two buffers."""
         a, b = self.memory.pointer(s.a), self.memory.pointer(s.b)
         self.memory.move(s.a, b)
         self.memory.move(s.b, a)
@@ -146,7 +148,7 @@ class Emitter:
         self._within_guard = False
 
     def steps(self, s: For) -> None:
-        """Emit the iterations of a loop, one after the other."""
+        """Emit the iterations of a loop, sequentially."""
         if s.extent.is_const and s.extent.attr == 1:
             with self.values.scope():
                 self.values.constants[s.var] = "0"
@@ -155,7 +157,7 @@ class Emitter:
             self._serial(s)
 
     def _serial(self, s: For) -> None:
-        """The iterations one after the other: in groups, then the rest one by one."""
+        """Emit the iterations in unrolled groups, then the remainder one by one."""
         start, width = e.index(0), s.binding.width
         if width > 1:
             rest = e.binary("rem", s.extent, e.index(width))
@@ -165,7 +167,7 @@ class Emitter:
         self._strided(s, start, s.extent, 1)
 
     def _strided(self, s: For, start: Expr, stop: Expr, width: int) -> None:
-        """The iterations from `start` to `stop`, `width` of them at a time."""
+        """Emit the iterations from `start` to `stop`, in groups of `width`."""
         trips = e.div(e.sub(stop, start), e.index(width))
         if trips.is_const and trips.attr <= 0:
             return
@@ -188,8 +190,13 @@ class Emitter:
         trips: Expr,
         iteration: Callable[[str], None],
     ) -> None:
-        """Call `iteration` with the register that goes from `start` up to `stop`, which
-        is a multiple of `step` away."""
+        """Emit a loop; `iteration` receives the register of the position.
+
+        Args:
+            start: The first position.
+            stop: The end, a multiple of `step` after `start`.
+            trips: The number of iterations.
+        """
         f, name = self.f, self.f.name("loop")
         position, after = f"%i.{name}", f"%next.{name}"
         with self.values.loop():
@@ -209,7 +216,7 @@ class Emitter:
             self.iterate(partial(iteration, position), f"latch.{name}", trips)
             f.start(f"latch.{name}")
             f.do(f"{after} = add nuw nsw i64 {position}, {step}")
-            # Not "slt", of which LLVM makes a comparison of the position before.
+            # LLVM turns "slt" into a comparison of the position before the step.
             again = f.emit(f"icmp ne i64 {after}, {stop}")
             f.branch_if(again, name, f"done.{name}")
             f.start(f"done.{name}")
@@ -221,10 +228,10 @@ class Emitter:
         onward: str,
         trips: Expr | None,  # noqa: ARG002
     ) -> None:
-        """Emit an iteration of a loop, which goes on to the block `onward`.
+        """Emit an iteration of a loop, which then branches to the block `onward`.
 
         Args:
-            trips: How many iterations there are; None: only the data decide.
+            trips: The number of iterations; None if it depends on the data.
         """
         with self.values.scope():
             iteration()
@@ -258,7 +265,7 @@ class Emitter:
         then: Callable[[], None],
         otherwise: Callable[[], None] | None = None,
     ) -> None:
-        """Emit a branch, whose sides these functions emit."""
+        """Emit a branch, whose sides the functions `then` and `otherwise` emit."""
         f, name = self.f, self.f.name("if")
         end = f"end.{name}"
         other = f"else.{name}" if otherwise else end
@@ -277,7 +284,7 @@ class Emitter:
 
 
 def _copy_loops(s: Copy) -> Stmt:
-    """A copy between arrays that are not both dense, as nested loops."""
+    """Return a copy between arrays that are not both dense as nested loops."""
     variables = [
         Var(f"copy{axis}", dtypes.int64) for axis in range(len(s.target.shape))
     ]

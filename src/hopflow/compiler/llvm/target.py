@@ -1,4 +1,4 @@
-"""What LLVM is told of a machine, whichever kind of machine it is."""
+"""The properties of a machine that LLVM needs, for every kind of machine."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,7 +6,7 @@ from functools import cache
 
 @dataclass(frozen=True, slots=True)
 class LlvmTarget:
-    """A machine, as LLVM names it and its features ("+avx2,-avx512f")."""
+    """A machine, as LLVM names it and its features, for example "+avx2,-avx512f"."""
 
     triple: str
     layout: str

@@ -76,8 +76,8 @@ class _Use(NamedTuple):
 
 
 Reader: TypeAlias = tuple[Equation, Block | None]
-"""What reads a value: an equation, or a block that gives it as a result of its
-region."""
+"""A reader of a value: an equation and None, or the region of a block and the block
+that has the value as a result."""
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ from hopflow.symbolic.size import Size
 
 Window: TypeAlias = tuple[tuple[int | None, Size], ...]
 _Range: TypeAlias = tuple[Size, Size] | None
-"""The first position along an axis, and the one after the last, if they are known."""
+"""The first position along an axis and the one after the last, or None if unknown."""
 
 
 class Part(NamedTuple):
