@@ -1,1 +1,1 @@
-"""Code for CPUs: programs as native functions that Python calls."""
+"""The CPU backend: programs as native functions that Python calls."""

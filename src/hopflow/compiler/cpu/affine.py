@@ -1,4 +1,4 @@
-"""Which indices of a loop's body are linear in its variable."""
+"""The analysis of which indices in a loop's body are linear in its variable."""
 
 from collections.abc import Mapping
 from typing import Self, TypeAlias
@@ -14,24 +14,23 @@ neither depends on the variable."""
 
 
 class Affine:
-    """What expressions are in one variable.
-
-    It is that of a loop whose iterations become lanes.
-    """
+    """Linear forms of expressions in the variable of a loop whose iterations are
+    lanes."""
 
     def __init__(self, var: Var, lets: Mapping[Var, Expr], varying: set[Var]) -> None:
-        """
+        """Begin the analysis.
+
         Args:
-            lets: Variables that may be replaced by these values.
-            varying: Those that differ between iterations; whoever finds another adds it
-                before anything is asked of an expression that reads it.
+            lets: Immutable variables, which may be replaced by these values.
+            varying: Variables that differ between iterations. A caller that adds one
+                does so before it asks about an expression that reads it.
         """
         self._var, self._lets, self._varying = var, lets, varying
         self._uniform: dict[Expr, bool] = {}
 
     @classmethod
     def of_straight(cls, loop: For) -> Self:
-        """The analysis of one loop with a straight body."""
+        """Return the analysis of a loop with a straight-line body."""
         lets = {s.var: s.value for s in loop.body if isinstance(s, Let)}
         declared = {s.var for s in loop.body if isinstance(s, Declare)}
         affine = cls(loop.var, lets, {loop.var} | declared)
@@ -53,25 +52,25 @@ class Affine:
         )
 
     def is_uniform(self, expr: Expr) -> bool:
-        """Whether `expr` has the same value in all iterations."""
+        """Return whether `expr` has the same value in all iterations."""
         memo = self._uniform
-        known = memo.get(expr)
-        if known is not None:
-            return known
+        uniform = memo.get(expr)
+        if uniform is not None:
+            return uniform
         pending = [expr]
         while pending:
             node = pending[-1]
-            below = [a for a in node.args if a not in memo]
-            if below:
-                pending += below
+            missing = [a for a in node.args if a not in memo]
+            if missing:
+                pending += missing
             else:
                 pending.pop()
-                own = node.op != "var" or node.attr not in self._varying
-                memo[node] = own and all(memo[a] for a in node.args)
+                is_fixed = node.op != "var" or node.attr not in self._varying
+                memo[node] = is_fixed and all(memo[a] for a in node.args)
         return memo[expr]
 
     def of(self, expr: Expr) -> Form | None:
-        """The linear form of an i64 expression, if it has one."""
+        """Return the linear form of an i64 expression, or None."""
         if self.is_uniform(expr):
             return e.index(0), expr
         match expr.op:

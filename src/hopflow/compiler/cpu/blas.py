@@ -1,13 +1,13 @@
-"""Fortran's BLAS and LAPACK: where they are, and how they are called.
+"""Fortran's BLAS and LAPACK: the addresses of their functions, and calls of them.
 
-The functions are those that SciPy brings, which it publishes for Cython: the addresses
-are in capsules of two extension modules.
+The functions are those of SciPy, which it publishes for Cython: the addresses are in
+capsules of two extension modules.
 
-Threads: a large factorisation uses as many as OpenBLAS was given (OPENBLAS_NUM_THREADS,
-or threadpoolctl), and its last bits depend on how many. The count is one for the whole
-process, without a lock, and SciPy's other users have it too; OpenBLAS has none for a
-call or a thread. So it is left as found: to set and restore it around a call would be a
-race with every other thread.
+Threads: a large factorisation uses as many as OpenBLAS is configured for
+(OPENBLAS_NUM_THREADS, or threadpoolctl), and its last bits depend on how many. That
+count belongs to the process, without a lock, and SciPy's other users share it; OpenBLAS
+has none for a call or a thread. It is left unchanged: to set and restore it around a
+call would be a race with every other thread.
 """
 
 import ctypes
@@ -38,9 +38,9 @@ _BLAS: Final = frozenset({"strsm", "dtrsm"})
 
 @cache
 def _capsules(module: str) -> dict[str, Any]:
-    """The functions that `scipy.linalg.<module>` publishes.
+    """Return the functions that `scipy.linalg.<module>` publishes.
 
-    Its file is loaded alone: all of `scipy.linalg` would take longer.
+    Its file is loaded alone, since all of `scipy.linalg` takes longer.
     """
     full = f"scipy.linalg.{module}"
     if full not in sys.modules:
@@ -60,7 +60,7 @@ def _capsules(module: str) -> dict[str, Any]:
 
 @cache
 def fortran(name: str) -> int:
-    """The address of a function of BLAS or LAPACK, as "dgemm".
+    """Return the address of a function of BLAS or LAPACK, for example "dgemm".
 
     Raises:
         CompileError: SciPy publishes no such function.
@@ -85,8 +85,8 @@ def _capsule_functions() -> tuple[Any, Any]:
 class Wrapper:
     """A routine under construction, as one native function.
 
-    Its arrays are buffers, for statements of the Loop IR to work on; its scalars are
-    registers. Scratch is freed on every way out.
+    Its arrays are buffers, for statements of the Loop IR; its scalars are registers.
+    Scratch arrays are freed on every exit.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Wrapper:
         f.do(f"ret i64 {result}")
 
     def leave_if(self, test: str) -> None:
-        """Return the status as it is if the register `test` holds."""
+        """Return the current status if the register `test` holds."""
         onward = self.f.name("on")
         self.f.branch_if(test, "exit", onward)
         self.f.start(onward)
@@ -170,11 +170,11 @@ class Wrapper:
         self.f.start(f"on.{name}")
 
     def scratch(self, name: str, dtype: DType, *shape: Expr) -> Buffer:
-        """A new array; without memory for it, the routine returns -1."""
+        """Return a new array; if there is no memory for it, the routine returns -1."""
         f = self.f
         buffer = Buffer(name, dtype, shape, "arena")
         size = size_in_bytes(shape, dtype)
-        # An allocation in a branch not taken is never seen by the exit: so null first.
+        # The exit may be reached without this allocation: the slot starts as null.
         slot = f.early_slot("ptr", name, "null")
         self._scratch.append(slot)
         f.module.external("ptr @malloc(i64)")
@@ -185,10 +185,10 @@ class Wrapper:
         self.memory.place(buffer, pointer)
         return buffer
 
-    # --- arguments of Fortran's functions, all of them pointers
+    # --- arguments of Fortran functions, which are all pointers
 
     def integer(self, value: Expr | int) -> str:
-        """A Fortran INTEGER."""
+        """Return a Fortran INTEGER."""
         expr = e.index(value) if isinstance(value, int) else value
         slot = self.f.slot("i32", "integer")
         short = self.value(e.cast(expr, dtypes.int32))
@@ -196,25 +196,25 @@ class Wrapper:
         return slot
 
     def leading(self, value: Expr) -> str:
-        """A leading dimension."""
+        """Return a leading dimension, which is at least 1."""
         return self.integer(e.binary("max", value, e.index(1)))
 
     def character(self, letter: str) -> str:
-        """A Fortran CHARACTER: "U", or the register of an i8."""
+        """Return a Fortran CHARACTER of a letter such as "U", or of an i8 register."""
         slot = self.f.slot("i8", "letter")
         code = letter if letter.startswith("%") else str(ord(letter))
         self.f.do(f"store i8 {code}, ptr {slot}")
         return slot
 
     def choice(self, test: str, yes: str, no: str) -> str:
-        """The CHARACTER `yes` if the i64 register `test` is not 0, else `no`."""
+        """Return the CHARACTER `yes` if the i64 register `test` is not 0, else `no`."""
         holds = self.f.emit(f"icmp ne i64 {test}, 0")
         return self.character(
             self.f.emit(f"select i1 {holds}, i8 {ord(yes)}, i8 {ord(no)}")
         )
 
     def number(self, value: float) -> str:
-        """A Fortran REAL or DOUBLE PRECISION."""
+        """Return a Fortran REAL or DOUBLE PRECISION."""
         t = register_type(self.dtype)
         slot = self.f.slot(t, "number")
         self.f.do(f"store {t} {literal(value, self.dtype)}, ptr {slot}")
@@ -224,7 +224,8 @@ class Wrapper:
         return self.memory.pointer(buffer)
 
     def call(self, name: str, *pointers: str) -> None:
-        """Call BLAS or LAPACK; the precision's letter is put before `name`."""
+        """Call a function of BLAS or LAPACK; `name` lacks the letter of the
+        precision."""
         full = ("s" if self.dtype is dtypes.float32 else "d") + name
         types = ", ".join(["ptr"] * len(pointers))
         self.f.module.external(f"void @{full}({types})")
@@ -242,7 +243,7 @@ class Wrapper:
         )
 
     def when(self, test: str, then: Callable[[], None]) -> None:
-        """Do `then` and return 0 if the register `test` holds."""
+        """Emit `then` and return 0 if the register `test` holds."""
         name = self.f.name("case")
         self.f.branch_if(test, name, f"else.{name}")
         self.f.start(name)

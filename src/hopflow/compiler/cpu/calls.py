@@ -1,8 +1,8 @@
 """Calls of a program's functions.
 
-A stretch of calls of one function is a loop over a table that says what each is given,
-if only addresses differ that are known before: how much code there is, and how long
-LLVM takes for it, then does not depend on how many calls there are.
+A sequence of calls of one function becomes a loop over a table of arguments, if they
+differ only in addresses that are constant offsets. The size of the code, and the time
+that LLVM takes, then do not depend on the number of calls.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,16 @@ from hopflow.loop_ir import walk
 from hopflow.loop_ir.program import Invoke, Stmt
 
 _WORTH: Final = 4
-"""So many calls at least are worth a loop."""
+"""The fewest calls that become a loop."""
 
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """A call, and a word of a table for its site and for where each address is found:
-    a word of the block (or -1, the arena's) that holds where it counts from, and bytes
-    from there. Equal rows can be of one table: the function is the same, and its sizes.
+    """A call as a row of a table: its site, and two words for each address.
+
+    The first is the number of the word of the block that holds a base address (or -1,
+    the arena), the second an offset in bytes. Rows are equal if they can share a table:
+    they have the same function and sizes.
     """
 
     call: Invoke
@@ -41,19 +43,20 @@ class Row:
 
 
 def runs(emitter: CpuEmitter, statements: Sequence[Stmt]) -> Iterator[Stmt | list[Row]]:
-    """The statements; instead of those that one loop over a table can be, its rows."""
+    """Yield statements, or the rows of a table in place of calls that it can
+    replace."""
     rows = [_row(emitter, s) if isinstance(s, Invoke) else None for s in statements]
     pairs = zip(statements, rows, strict=True)
     for row, group in groupby(pairs, lambda pair: pair[1]):
-        together = list(group)
-        if row is not None and len(together) >= _WORTH:
-            yield [row for _, row in together if row is not None]
+        run = list(group)
+        if row is not None and len(run) >= _WORTH:
+            yield [row for _, row in run if row is not None]
         else:
-            yield from [s for s, _ in together]
+            yield from [s for s, _ in run]
 
 
 def _row(emitter: CpuEmitter, s: Invoke) -> Row | None:
-    """None: where an address is found is not known before."""
+    """Return the row of a call, or None if an address is no constant offset."""
     memory, words = emitter.memory, [s.site]
     for ref in s.passed:
         root = memory.root(ref.buffer)
@@ -104,7 +107,7 @@ def emit_all(emitter: CpuEmitter, rows: Sequence[Row]) -> None:
 
 
 def _call(emitter: CpuEmitter, s: Invoke, site: str, pointers: Sequence[str]) -> None:
-    """Call a function; if it stops the program does, for the same reason."""
+    """Emit a call; if the function stops, so does the program, for the same reason."""
     f, name = emitter.f, symbol(s.function.name)
     arguments = ["ptr %block", f"i64 {site}"]
     arguments += [f"i64 {emitter.values.value(size)}" for size in s.sizes]

@@ -1,6 +1,6 @@
-"""What code in a function of its own takes from the function around it.
+"""Captures: values that code in a function of its own uses of the enclosing function.
 
-The function around stores it in an array of words, and passes the address of that.
+The enclosing function stores them in an array of words, and passes its address.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,20 +32,20 @@ class Cells:
         return cells
 
     def loaded(self, f: Function, k: int) -> str:
-        """Load word `k` in `f`, which they are passed to; return its register."""
+        """Load word `k` in `f`, the function that has `%cells`; return its register."""
         cell = f.emit(f"getelementptr i64, ptr %cells, i64 {k}")
         return f.emit(f"load {self._values[k][0]}, ptr {cell}")
 
 
 def captured(
-    body: Sequence[Stmt], own: Iterable[Var] = ()
+    body: Sequence[Stmt], bound: Iterable[Var] = ()
 ) -> tuple[list[Var], list[Buffer]]:
-    """The variables that `body` takes from around it, and the buffers that it names.
+    """Return the variables that `body` captures, and the buffers that it names.
 
     Args:
-        own: Variables that are defined for it.
+        bound: Variables that are defined for the body.
     """
-    defined = set(own)
+    defined = set(bound)
     variables: dict[Var, None] = {}
     buffers: dict[Buffer, None] = {}
     for statement in walk.statements(body):

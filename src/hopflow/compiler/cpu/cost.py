@@ -1,7 +1,7 @@
-"""How long a program runs, roughly: whether to release the GIL, when to poll Ctrl-C.
+"""Estimates of how long a program runs: whether to release the GIL, when to poll.
 
 The unit is one instruction, taken as half a nanosecond. It need not be exact: a poll
-looks at the clock before it does anything dear.
+reads the clock before it does anything expensive.
 """
 
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ from hopflow.loop_ir.expr import Expr
 RELEASE: Final = 10_000
 """Run the program without the GIL from this cost on: 5 µs."""
 FUEL: Final = 20_000_000
-"""The cost between two looks at the clock: 10 ms."""
+"""The cost between two reads of the clock: 10 ms."""
 SMALL: Final = 100_000
 """A loop that never costs more than this does not poll by itself."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """The cost of a stretch of code: `fixed`, and `terms` that sizes decide.
+    """The cost of a stretch of code: `fixed`, and `terms` that depend on sizes.
 
-    unbounded   there is a loop in it whose length only the data decide
-    polls       it always comes to a loop that polls
+    unbounded   it has a loop whose length depends on the data
+    polls       it always reaches a loop that polls
     """
 
     fixed: int = 0
@@ -38,7 +38,7 @@ class Cost:
         self.polls |= other.polls
 
     def times(self, extent: Expr) -> "Cost":
-        """The cost of doing this `extent` times."""
+        """Return the cost of `extent` repetitions."""
         if extent.is_const:
             terms = [e.mul(term, extent) for term in self.terms]
             fixed = self.fixed * extent.attr

@@ -1,11 +1,11 @@
-"""A linker for the object files that LLVM makes of our programs, for x86-64 and Linux.
+"""A linker for the object files of programs, for x86-64 and Linux.
 
-LLVM has a linker, but loading LLVM takes longer than most programs run, and a program
-whose object file was kept needs nothing else of it. Our object files consist of little:
-sections of code and of constants, addresses relative to the code, calls of functions by
-name, and addresses of external data, which are read from a table. The format of the
-file is that of the System V ABI (chapter 4, "Object Files"), the relocations are those
-of its AMD64 supplement (section 4.4.1).
+LLVM has a linker, but to load LLVM takes longer than most programs run, and a program
+whose object file is cached needs nothing else of it. These object files use few
+features: sections of code and of constants, addresses relative to the code, calls of
+functions by name, and addresses of external data, which are read from a table. The
+format of the file is that of the System V ABI (chapter 4, "Object Files"), the
+relocations are those of its AMD64 supplement (section 4.4.1).
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from hopflow.errors import CompileError
 
-_MAGIC: Final = b"\x7fELF\x02\x01\x01"  # of 64 bits, little-endian, version 1
+_MAGIC: Final = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
 _RELOCATABLE: Final = struct.pack("<HH", 1, 62)  # an object file, for x86-64
 
 # Types and flags of sections.
@@ -28,18 +28,18 @@ _ALLOCATED: Final = 2
 # Types of relocations. S is a symbol, A the addend, P the place that is written, and G
 # the entry of a symbol in the table of addresses.
 _ABSOLUTE: Final = 1  # S + A, in 64 bits
-_RELATIVE: Final = (2, 4)  # S + A - P, in 32 bits; the second is of a call
+_RELATIVE: Final = (2, 4)  # S + A - P, in 32 bits; the second type is for calls
 _BY_TABLE: Final = (9, 41, 42)  # G + A - P, in 32 bits
 
-# A function that is called by name may be too far away for 32 bits. Its call goes to a
-# jump to the address in its entry of the table.
+# A function that is called by name may be out of the range of 32 bits. The call goes to
+# a jump to the address in the function's entry of the table.
 _JUMP: Final = b"\xff\x25"  # jmp *offset(%rip)
 _STRIDE: Final = 8
-"""Bytes of an entry of the table, and of a jump with what fills it up."""
+"""Bytes of an entry of the table, and of a jump with its padding."""
 
 
 class _Section(NamedTuple):
-    """A header of a section, as it stands in the file."""
+    """The header of a section, with the fields of the file."""
 
     name: int
     type: int
@@ -54,7 +54,7 @@ class _Section(NamedTuple):
 
 
 class _Symbol(NamedTuple):
-    """A symbol: its place in a section of the file, or 0 for one from outside."""
+    """A symbol with the number of its section, 0 if external, and its offset there."""
 
     name: str
     section: int
@@ -70,7 +70,8 @@ class _Relocation(NamedTuple):
 
 
 class Image:
-    """Linked code: the addresses of its functions. It goes when this object goes."""
+    """Linked code: the addresses of its functions. The code lives as long as the
+    object."""
 
     def __init__(self, memory: mmap.mmap, functions: Mapping[str, int]) -> None:
         self._memory, self._functions = memory, functions
@@ -80,22 +81,22 @@ class Image:
 
 
 def is_object(code: bytes) -> bool:
-    """Whether `code` is an object file of the kind that `link` takes."""
+    """Return whether `code` is an object file of the kind that `link` accepts."""
     return code.startswith(_MAGIC) and code[16:20] == _RELOCATABLE
 
 
 def link(
     code: bytes, exports: Iterable[str], address_of: Callable[[str], int]
 ) -> Image:
-    """Load an object file into memory of its own.
+    """Load an object file into new memory.
 
     Args:
-        exports: The functions in it that the image is asked for.
-        address_of: Finds what the file refers to by name.
+        exports: The functions whose addresses the image has.
+        address_of: Returns the address of an external name.
 
     Raises:
-        CompileError: The file has what our code never has: variables, or other
-            relocations.
+        CompileError: The file has variables, or relocations of other types, which the
+            compiler never emits.
     """
     file = _File(code)
     relocations = list(file.relocations())
@@ -170,10 +171,11 @@ class _File:
         return struct.iter_unpack(form, self.bytes_of(section))
 
     def layout(self) -> tuple[dict[int, int], int]:
-        """Where each section that the code needs goes, and where the last one ends.
+        """Return the offset of each section that the code needs, and the end of the
+        last.
 
         Raises:
-            CompileError: a section has variables, which our code has not.
+            CompileError: A section has variables, which the compiler never emits.
         """
         places, end = dict[int, int](), 0
         for number, section in enumerate(self.sections):
@@ -187,7 +189,7 @@ class _File:
         return places, end
 
     def relocations(self) -> Iterator[_Relocation]:
-        """Those of sections that the code needs."""
+        """Yield the relocations of the sections that the code needs."""
         for section in self.sections:
             if section.type != _RELOCATIONS:
                 continue
@@ -204,7 +206,7 @@ def _aligned(position: int, alignment: int) -> int:
 
 
 def _make_executable(address: int, size: int) -> None:
-    """Close memory for writing, and open it for execution."""
+    """Make memory read-only and executable."""
     pages = _aligned(size, mmap.PAGESIZE)
     protect = ctypes.CDLL(None, use_errno=True).mprotect
     protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

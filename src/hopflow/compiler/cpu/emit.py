@@ -1,12 +1,13 @@
-"""A program of the Loop IR as one LLVM function, and one for each function of its own.
+"""A program of the Loop IR as LLVM functions: the entry, and one for each callee.
 
-The program's is `i64 @name(ptr block)`. The block is an array of words: a header (see
+The entry is `i64 @name(ptr block)`. The block is an array of words: a header (see
 `hopflow.compiler.cpu.stubs`), the sizes, and the addresses of the inputs and of the
-outputs (of words for one that the program allocates: its address, then its shape). The
-function returns 0, `site + 1` of a trap, or a negative code.
+outputs (of words for an output that the program allocates: its address, then its
+shape). The function returns 0, `site + 1` of a trap, or a negative code.
 
-A function that it calls gets the block for its header, and the rest as arguments: the
-number of its first site, the sizes, and the addresses. It returns the same.
+A function that the program calls takes the block for its header, and as further
+arguments the number of its first site, the sizes, and the addresses. It returns the
+same.
 """
 
 from collections.abc import Sequence
@@ -49,8 +50,8 @@ EMBEDDED: Final = 1024
 class Emission:
     """The LLVM IR of a program, and what must be linked to it.
 
-    symbols     names of functions and data that the linker must be given
-    constants   those of them that are the data of large "constant" buffers
+    symbols     the names of functions and data whose addresses the linker needs
+    constants   the data of large "constant" buffers among these names
     """
 
     name: str
@@ -60,16 +61,16 @@ class Emission:
 
 
 def emit_llvm(program: Program, arena: ArenaPlan, target: CpuTarget) -> str:
-    """The LLVM IR of `program`, for reading."""
+    """Return the LLVM IR of `program`, for reading."""
     return emit(program, arena, target).text
 
 
 def emit(
     program: Program, arena: ArenaPlan, target: CpuTarget, *, guarded: bool = False
 ) -> Emission:
-    """The LLVM IR of `program`, whose arena is laid out as `arena` says.
+    """Return the LLVM IR of `program`, with the layout of its arena in `arena`.
 
-    If `guarded`, each buffer of the arena has memory of its own, of
+    If `guarded`, each buffer of the arena has separate memory of
     `compiler.cpu.guarded`.
     """
     unit = Unit(Module(), target, guarded)
@@ -81,7 +82,8 @@ def emit(
 
 
 class _FunctionEmitter:
-    """The function around the statements: parameters, memory, and the way out."""
+    """An emitter of the function around the statements: parameters, memory, and
+    exit."""
 
     def __init__(self, program: Program, unit: Unit, arena: ArenaPlan) -> None:
         self.program, self.unit, self.arena = program, unit, arena
@@ -90,13 +92,13 @@ class _FunctionEmitter:
         self.memory = ProgramMemory(self.f)
         self.emitter = StatementEmitter(self.f, self.memory, unit)
         self.emitter.has_block = True
-        self.all = list(walk.statements(program.body))
+        self.statements = list(walk.statements(program.body))
         self.allocated = walk.allocated(program.body)
-        self._heap: list[str] = []  # slots of the addresses of what is not on the stack
+        self._heap: list[str] = []  # slots of the addresses of heap memory
 
     def emit(self) -> None:
         f = self.f
-        note_aliasing(self.memory, self.program, self.all, self.unit.module)
+        note_aliasing(self.memory, self.program, self.statements, self.unit.module)
         self.emitter.name_trap_values()
         self._parameters()
         self._constants()
@@ -143,9 +145,11 @@ class _FunctionEmitter:
             self.memory.place(buffer, f"@{name}")
 
     def _allocate(self) -> None:
-        """Find memory for the arena, and lay out the buffers in it."""
+        """Allocate the arena, and place the buffers in it."""
         f, values, arena = self.f, self.emitter.values, self.arena
-        swapped = {b for s in self.all if isinstance(s, Swap) for b in (s.a, s.b)}
+        swapped = {
+            b for s in self.statements if isinstance(s, Swap) for b in (s.a, s.b)
+        }
         for buffer in self.allocated:
             self.memory.place_in_slot(buffer, "null")
             capacity = f.slot("i64", "capacity")
@@ -177,7 +181,7 @@ class _FunctionEmitter:
                 self.memory.place(buffer, pointer)
 
     def _check_sizes(self, buffers: Sequence[Buffer]) -> None:
-        """Leave where the bytes of the arena would be too many for i64 arithmetic."""
+        """Leave the program if the size of the arena would overflow an i64."""
         checked: set[tuple[Any, ...]] = set()
         for buffer in buffers:
             key = buffer.dtype.itemsize, *buffer.shape
@@ -194,7 +198,7 @@ class _FunctionEmitter:
         return self._on_heap(f.emit(f"and i64 {rounded}, {-ALIGNMENT}"))
 
     def _on_heap(self, size: str) -> str:
-        """Memory of `size` bytes until the program ends."""
+        """Allocate `size` bytes until the program ends, and return their address."""
         f = self.f
         slot = f.early_slot("ptr", "heap", "null")
         self._heap.append(slot)
@@ -204,7 +208,7 @@ class _FunctionEmitter:
         return base
 
     def _exit(self) -> None:
-        """The block in which every way out ends."""
+        """Emit the block in which every path ends."""
         f = self.f
         f.start("exit")
         for slot in (*self._heap, *map(self.memory.slot, self.emitter.capacities)):
@@ -213,7 +217,7 @@ class _FunctionEmitter:
         f.do(f"ret i64 {status}")
 
     def _start(self) -> list[str]:
-        """What comes before the first statement."""
+        """Return the lines before the first statement."""
         lines: list[str] = []
         with self.f.hoisted(lines):
             if self.emitter.polls:
@@ -225,13 +229,13 @@ class _FunctionEmitter:
         self.f.branch("start")
 
     def _known_cost(self) -> Cost:
-        """The cost, of which a caller knows no terms."""
+        """Return the cost, in which a caller cannot use the terms."""
         cost = self.emitter.cost
         return Cost(cost.fixed, [], cost.unbounded or bool(cost.terms), cost.polls)
 
 
 class _EntryEmitter(_FunctionEmitter):
-    """The function that Python calls."""
+    """An emitter of the function that Python calls."""
 
     def _signature(self) -> tuple[str, str]:
         return f"i64 @{self.name}(ptr %block)", HOT
@@ -254,15 +258,18 @@ class _EntryEmitter(_FunctionEmitter):
             position += 1
 
     def _begin(self) -> None:
-        """Release the GIL if the program is going to run for long: known at the end,
-        and placed before the first statement."""
+        """Release the GIL if the program is going to run for long.
+
+        The cost is known once all statements are emitted; the code goes before the
+        first.
+        """
         f, cost = self.f, self.emitter.cost
-        known = not cost.unbounded and self._is_known(cost)
-        if known and not cost.terms and cost.fixed < RELEASE:
+        is_bounded = not cost.unbounded and self._is_known(cost)
+        if is_bounded and not cost.terms and cost.fixed < RELEASE:
             f.branch("start")
             return
         f.module.external("void @hf_release(ptr)", OPAQUE)
-        if known and cost.terms:
+        if is_bounded and cost.terms:
             values = ScalarEvaluator(f, self.memory)
             values.constants = self.emitter.values.constants
             long = f.emit(f"icmp sgt i64 {values.value(cost.total)}, {RELEASE}")
@@ -272,7 +279,7 @@ class _EntryEmitter(_FunctionEmitter):
         f.branch("start")
 
     def _is_known(self, cost: Cost) -> bool:
-        """Whether the sizes alone decide the cost."""
+        """Return whether the sizes alone determine the cost."""
         pending, sizes = list(cost.terms), set(self.program.sizes)
         while pending:
             node = pending.pop()
@@ -283,5 +290,6 @@ class _EntryEmitter(_FunctionEmitter):
 
 
 def argument(parameter: Var | Buffer) -> str:
-    """The register in which a function gets a size, or where a buffer begins."""
+    """Return the register of a size, or of the start of a buffer, that is a
+    parameter."""
     return f"%arg.{plain(parameter.name)}"

@@ -1,5 +1,4 @@
-"""What code of a CPU's function has beside what all targets have: ways out of the
-program, polls of Ctrl-C, and memory of the system's."""
+"""The emitter of a CPU's functions: exits from the program, polls, and heap memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,9 +30,9 @@ from hopflow.ops.opdef import MOST_BYTES
 
 
 class CpuEmitter(Emitter):
-    """Emits statements of one program into one function.
+    """An emitter of statements of one program into one function.
 
-    What becomes of loops and calls is said by `statements.StatementEmitter`.
+    `statements.StatementEmitter` adds the forms of loops and calls.
     """
 
     memory: ProgramMemory
@@ -42,20 +41,22 @@ class CpuEmitter(Emitter):
         super().__init__(f, memory)
         self.unit = unit
         self.status = f.slot("i64", "status")
-        self.cost = Cost()  # of the innermost open body, so far
-        # Of what has memory of its own: the slots of capacities in bytes; of outputs
-        # the caller's words for the address and the shape.
+        self.cost = Cost()  # so far, of the innermost open body
+        # For buffers with memory of their own the slots of their capacities in bytes;
+        # for outputs among them the caller's words for the address and the shape.
         self.capacities: dict[Buffer, str] = {}
         self.returned: dict[Buffer, str] = {}
-        self.private: dict[For, list[Buffer]] = {}  # what each thread has for itself
-        self.first_site = ""  # in a function: the register with its number
-        self.may_stop = False  # whether it may leave the program early
-        self.polls = False  # whether it does
+        self.private: dict[
+            For, list[Buffer]
+        ] = {}  # the buffers that each thread allocates
+        self.first_site = ""  # the register with the number of a function's first site
+        self.may_stop = False  # whether the code may leave the program early
+        self.polls = False  # whether the code polls
         self.may_poll = True
-        self.has_block = False  # whether the function takes the program's block
+        self.has_block = False  # whether the function has the program's block
         self._fuel = ""
         self._ticks: dict[int, str] = {}
-        self._depth = 0  # of loops
+        self._depth = 0  # the number of open loops
         self._stops: dict[int, str] = {}
         self.emitters |= {
             Trap: self._trap,
@@ -63,8 +64,8 @@ class CpuEmitter(Emitter):
             Allocate: self._allocate,
         }
 
-    def within(self, f: Function, memory: ProgramMemory) -> Self:
-        """An emitter of statements into a function that this one's code calls."""
+    def for_function(self, f: Function, memory: ProgramMemory) -> Self:
+        """Return an emitter into a function that the code of this one calls."""
         inner = type(self)(f, memory, self.unit)
         inner.has_block = self.has_block
         inner._fuel = f.early_slot("i64", "fuel", str(FUEL))
@@ -89,7 +90,7 @@ class CpuEmitter(Emitter):
 
     @contextmanager
     def measured(self) -> Iterator[Cost]:
-        """In the body of a loop: count its cost apart."""
+        """Count the cost of a loop's body separately in this context."""
         outer, self.cost = self.cost, Cost()
         self._depth += 1
         yield self.cost
@@ -97,13 +98,13 @@ class CpuEmitter(Emitter):
         self.cost = outer
 
     def count(self, cost: Cost) -> None:
-        """Count what did not poll by itself; it brings the next poll nearer."""
+        """Add the cost of code that does not poll; it brings the next poll nearer."""
         self.cost.add(cost)
         if self._depth and cost.terms:
             with self.values.scope():
                 self._burn(self.values.value(Cost(0, cost.terms).total))
 
-    # --- what all targets have, and the CPU does otherwise
+    # --- statements that the CPU emits differently
 
     def copy_bytes(self, s: Copy, size: Expr) -> None:
         super().copy_bytes(s, size)
@@ -143,7 +144,7 @@ class CpuEmitter(Emitter):
         trips: Expr,
         iteration: Callable[[str], None],
     ) -> None:
-        """`loop` without polls in it: what it costs is counted when it is over."""
+        """Emit a loop without polls in it; its cost is counted at the end."""
         may_poll, self.may_poll = self.may_poll, False
         with self.measured() as cost:
             self.loop(start, stop, step, trips, iteration)
@@ -158,10 +159,10 @@ class CpuEmitter(Emitter):
     ) -> None:
         polled = self.cost.polls
         super().branch(test, then, otherwise)
-        self.cost.polls = polled  # a side that polls may not be taken
+        self.cost.polls = polled  # the side that polls may not be taken
 
     def _barrier(self, s: Barrier) -> None:
-        """One iteration runs after the other: there is nobody to wait for."""
+        """Emit nothing, since iterations run sequentially."""
 
     # --- leaving
 
@@ -173,7 +174,8 @@ class CpuEmitter(Emitter):
 
     @contextmanager
     def trap_if(self, test: str, site: int) -> Iterator[None]:
-        """Leave with `site` if the register `test` holds; within, what is reported."""
+        """Leave with `site` if the register `test` holds; report values in this
+        context."""
         f, name = self.f, self.f.name("trap")
         f.branch_if(test, name, f"pass.{name}", RARE)
         f.start(name)
@@ -183,43 +185,45 @@ class CpuEmitter(Emitter):
         f.start(f"pass.{name}")
 
     def site(self, number: int) -> str:
-        """The number of a site, in a function that of a call's."""
+        """Return the number of a site: in a function an offset from the call's first
+        site."""
         if not self.first_site:
             return str(number)
         return self.f.emit(f"add i64 {self.first_site}, {number}")
 
     def report(self, word: int, register: str) -> None:
-        """Report an i64 with the trap that is being emitted: its first or second."""
+        """Report an i64 as the first or second value of the trap that is being
+        emitted."""
         self.f.do(f"store i64 {register}, ptr %trap{word}")
 
     def leave(self, status: int | str) -> None:
-        """End the open block: leave the program."""
+        """End the current block by leaving the program."""
         self.may_stop = True
         self.f.do(f"store i64 {status}, ptr {self.status}")
         self.f.branch("exit")
 
     def fuel(self) -> str:
-        """The slot of the countdown to the next poll."""
+        """Return the slot of the countdown to the next poll."""
         if not self._fuel:
             self._fuel = self.f.slot("i64", "fuel")
         return self._fuel
 
     def ticks(self, site: int) -> str:
-        """The slot of a site's countdown."""
+        """Return the slot of a site's countdown."""
         if site not in self._ticks:
             self._ticks[site] = self.f.early_slot("i64", "fuel", "0")
         return self._ticks[site]
 
     def _burn(self, amount: str) -> str:
-        """Let the countdown go on by `amount`; return what is left."""
+        """Decrease the countdown by `amount`; return the rest."""
         slot = self.fuel()
-        left = self.f.emit(f"load i64, ptr {slot}")
-        rest = self.f.emit(f"sub i64 {left}, {amount}")
+        fuel = self.f.emit(f"load i64, ptr {slot}")
+        rest = self.f.emit(f"sub i64 {fuel}, {amount}")
         self.f.do(f"store i64 {rest}, ptr {slot}")
         return rest
 
     def _poll(self, cost: int, onward: str) -> None:
-        """Count down, look for an interrupt at zero, and go on to `onward`."""
+        """Count down, poll at zero, and branch to `onward`."""
         f, name = self.f, self.f.name("poll")
         self.polls = True
         rest = self._burn(str(cost))
@@ -233,14 +237,15 @@ class CpuEmitter(Emitter):
         self.stop_if(stopped, onward)
 
     def stop_if(self, test: str, onward: str) -> None:
-        """Leave if the register `test` holds, for Python has an error set."""
+        """Leave if the register `test` holds, which means that Python has an error
+        set."""
         self._stops[INTERRUPTED] = "interrupted"
         self.f.branch_if(test, "interrupted", onward, RARE)
 
     def finish(self) -> None:
-        """End the last block, and add those that leave the program early."""
+        """End the last block, and add the blocks that leave the program early."""
         f = self.f
-        for buffer, words in self.returned.items():  # now the caller's
+        for buffer, words in self.returned.items():  # the caller owns the memory now
             f.do(f"store ptr {self.memory.pointer(buffer)}, ptr {words}")
             self.memory.move(buffer, "null")
         f.do(f"store i64 0, ptr {self.status}")
@@ -256,10 +261,10 @@ class CpuEmitter(Emitter):
         self.f.branch_if(test, "no.memory", enough, RARE)
         self.f.start(enough)
 
-    # --- memory found on the way
+    # --- memory of sizes that are computed at runtime
 
     def _allocate(self, s: Allocate) -> None:
-        """Find memory for the shape that is known now, unless there is enough."""
+        """Allocate memory for the current shape, unless the capacity suffices."""
         f, name = self.f, self.f.name("allocate")
         extents = [self.values.value(n) for n in s.buffer.shape]
         size = self.allocation(s.buffer)
@@ -268,15 +273,17 @@ class CpuEmitter(Emitter):
         fits = f.emit(f"icmp sle i64 {size}, {capacity}")
         f.branch_if(fits, f"end.{name}", name)
         f.start(name)
-        # What grows in a loop is moved as often as its size doubles.
+        # A buffer that grows in a loop is moved each time its size doubles.
         double = f.emit(f"shl i64 {capacity}, 1")
         more = f.emit(f"icmp sgt i64 {double}, {size}")
         size = f.emit(f"select i1 {more}, i64 {double}, i64 {size}")
         old = self.memory.pointer(s.buffer)
-        # Capacities are such that there is nothing to free where this fails.
+        # With these capacities there is nothing to free if this fails.
         if s.keeps:
             new = self.reallocate(old, size)
-            self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))  # the old one stays
+            self.no_memory_if(
+                f.emit(f"icmp eq ptr {new}, null")
+            )  # the old memory stays
         else:
             self.free(old)
             new = self.allocate(size)
@@ -294,9 +301,11 @@ class CpuEmitter(Emitter):
         self.values.forget_loads()
 
     def allocation(self, buffer: Buffer, most: int = MOST_BYTES) -> str:
-        """The bytes of a buffer, rounded up to whole lines of the cache, one at least
-        (but in guarded memory, where each byte too many hides a fault); leaves where
-        the extents are such that it had more than `most`."""
+        """Return the bytes of a buffer, rounded up to at least one cache line.
+
+        Guarded memory is not rounded up, since each byte too many would hide a fault.
+        The code leaves the program if the extents need more than `most` bytes.
+        """
         f, itemsize = self.f, buffer.dtype.itemsize
         multiple = itemsize if self.unit.guarded else ALIGNMENT
         extents = [self.values.value(n) for n in buffer.shape]
@@ -319,12 +328,15 @@ class CpuEmitter(Emitter):
             return whole
         return f.emit(f"call i64 @llvm.smax.i64(i64 {whole}, i64 {multiple})")
 
-    # --- memory of the system's
+    # --- the heap
 
     def allocate(self, size: str) -> str:
-        """A register with the address of `size` bytes, a multiple of `ALIGNMENT`; null
-        if there is no room. (Guarded memory ends with the last of its bytes, and so may
-        begin anywhere.)"""
+        """Return a register with the address of `size` bytes, a multiple of
+        `ALIGNMENT`.
+
+        It is null if there is no memory. Guarded memory ends with its last byte, and so
+        may begin at any address.
+        """
         f = self.f
         if self.unit.guarded:
             f.module.external("ptr @hf_guarded_alloc(i64)")
@@ -333,13 +345,16 @@ class CpuEmitter(Emitter):
         return f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {size})")
 
     def reallocate(self, pointer: str, size: str) -> str:
-        """`allocate`, with what `pointer` held, which is freed; it may be null."""
+        """Return memory as `allocate` does, with the contents of `pointer`.
+
+        It frees `pointer`, which may be null.
+        """
         name = "hf_guarded_realloc" if self.unit.guarded else "realloc"
         self.f.module.external(f"ptr @{name}(ptr, i64)")
         return self.f.emit(f"call ptr @{name}(ptr {pointer}, i64 {size})")
 
     def free(self, pointer: str) -> None:
-        """Give back what the two above gave; `pointer` may be null."""
+        """Free memory of `allocate` or `reallocate`; `pointer` may be null."""
         name = "hf_guarded_free" if self.unit.guarded else "free"
         self.f.module.external(f"void @{name}(ptr)")
         self.f.do(f"call void @{name}(ptr {pointer})")

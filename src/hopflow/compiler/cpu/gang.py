@@ -1,14 +1,13 @@
 """Gangs: iterations of a loop with control flow as lanes of vectors, under masks.
 
 A vector is as wide as a register; a gang of more lanes has several, whose instructions
-take turns. What is the same in all lanes stays a scalar: values, tests, loops. Where
-lanes go different ways there is a mask of those that are on: a loop goes on while some
-lane does, and a side of a branch that no lane takes is left out, if it is more than a
-few instructions. Values are blended only for those who read them after that (see
-`compiler.divergence`).
+are interleaved. Values, tests and loops that are uniform over the lanes stay scalar.
+Where lanes diverge, a mask has the active ones: a loop continues while some lane is
+active, and a side of a branch that no lane takes is skipped, unless it has only a few
+instructions. Values are blended only for later readers (see `compiler.divergence`).
 
-Where a lane is to stop the program, the iterations of the gang run once more, one by
-one: so that the first of them stops it, as it would without a gang.
+If a lane stops the program, the iterations of the gang run once more, one by one, so
+that the first of them stops it, as it does without a gang.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,16 +44,16 @@ from hopflow.loop_ir.program import (
 )
 
 FLAT: Final = 16
-"""A branch of at most so many instructions is no branch: both sides are computed."""
+"""The most instructions of a branch both of whose sides are computed."""
 
 
 def emit(emitter: CpuEmitter, s: For) -> None:
-    """Emit `s` as gangs."""
+    """Emit the loop `s` as gangs."""
     _Gang(emitter, s).emit()
 
 
 class _Gang(LaneLoop):
-    """A loop as gangs: the code of one gang, and the loop over them."""
+    """A loop as gangs: the code of one gang, and the loop over gangs."""
 
     def __init__(self, emitter: CpuEmitter, s: For) -> None:
         self.divergence = Divergence(s)
@@ -64,10 +63,10 @@ class _Gang(LaneLoop):
         super().__init__(emitter, s, width, affine)
         self.f = emitter.f
         self.parts: list[Part] = []
-        self._splats: dict[int, dict[tuple[str, str], str]] = {}  # by depth
-        self._again = ""  # the block in which the iterations run one by one
+        self._splats: dict[int, dict[tuple[str, str], str]] = {}  # by loop depth
+        self._again = ""  # the block that runs the iterations one by one
 
-    # --- what is the same in all lanes
+    # --- uniform values
 
     def uniform(self, expr: Expr) -> str:
         return self.emitter.values.value(expr)
@@ -75,20 +74,22 @@ class _Gang(LaneLoop):
     def uniform_lanes(self, expr: Expr) -> str:
         return self.splat(self.uniform(expr), register_type(expr.dtype))
 
-    def splat(self, scalar: str, held: str) -> str:
-        """A scalar register, or a constant, in every lane: as far outside of loops as
-        it is known."""
+    def splat(self, scalar: str, type_: str) -> str:
+        """Return a scalar register, or a constant, in every lane.
+
+        The vector is computed in the outermost loop in which the scalar is defined.
+        """
         depth = self.f.depth_of(scalar)
         if not scalar.startswith("%"):
-            return splat(held, scalar, self.width)
+            return splat(type_, scalar, self.width)
         if depth >= self.f.depth:
-            return broadcast(self.f, scalar, held, self.width)
-        known = self._splats.setdefault(depth, {})
-        if (held, scalar) not in known:
+            return broadcast(self.f, scalar, type_, self.width)
+        splats = self._splats.setdefault(depth, {})
+        if (type_, scalar) not in splats:
             with self.emitter.values.preheader(depth):
-                made = broadcast(self.f, scalar, held, self.width)
-            known[held, scalar] = made
-        return known[held, scalar]
+                vector = broadcast(self.f, scalar, type_, self.width)
+            splats[type_, scalar] = vector
+        return splats[type_, scalar]
 
     def row(self, buffer: Buffer, offset: Expr) -> str:
         return self.emitter.values.address(buffer, offset)
@@ -96,7 +97,7 @@ class _Gang(LaneLoop):
     # --- the loop over gangs
 
     def emit(self) -> None:
-        """Emit the loop over gangs; none if there is one gang at most."""
+        """Emit the loop over gangs, or its only gang without a loop."""
         extent, width = self.s.extent, self.s.binding.width
         if _is_at_most(extent, width):
             stop = self.emitter.values.value(extent)
@@ -118,7 +119,8 @@ class _Gang(LaneLoop):
         )
 
     def _gang(self, position: str, stop: str) -> None:
-        """The iterations from `position` on, as many as there are, one at least."""
+        """Emit the iterations from `position` up to `stop`, of which there is at
+        least one."""
         f = self.f
         if not stop.startswith("%"):
             stop = self.unknown(stop)
@@ -137,7 +139,8 @@ class _Gang(LaneLoop):
         self._forget()
 
     def _run_again(self, position: str, stop: str) -> None:
-        """The iterations one by one, for gangs in which one is to stop the program."""
+        """Emit the iterations one by one, for gangs in which a lane stops the
+        program."""
         emitter, f, width = self.emitter, self.f, self.s.binding.width
         done = f.name("done")
         f.branch(done)
@@ -150,7 +153,10 @@ class _Gang(LaneLoop):
             emitter.values.constants[self.s.var] = at
             emitter.body(self.s.body)
 
-        with emitter.measured(), emitter.values.scope():  # hardly ever
+        with (
+            emitter.measured(),
+            emitter.values.scope(),
+        ):  # the cost does not count: it hardly ever runs
             emitter.values.forget_loads()
             emitter.loop(position, end, 1, e.index(width), iteration)
         f.branch(done)
@@ -159,7 +165,7 @@ class _Gang(LaneLoop):
     # --- statements
 
     def body(self, statements: Sequence[Stmt]) -> None:
-        """Emit statements for the lanes that are on, of which there are some."""
+        """Emit statements for the active lanes, of which there is at least one."""
         f, cost = self.f, self.emitter.cost
         for s in statements:
             before = f.size + f.work
@@ -178,8 +184,10 @@ class _Gang(LaneLoop):
                     cost.fixed += f.size + f.work - before
 
     def _is_uniform(self, s: Stmt) -> bool:
-        """Whether `s` is done once for all lanes: it makes memory, or what is
-        the same in all of them."""
+        """Return whether `s` runs once for all lanes.
+
+        It does if it allocates memory, or sets a variable that is uniform.
+        """
         if isinstance(s, (Let, Declare, Assign, Accumulate)):
             return s.var not in self.divergence.varying
         return isinstance(s, Allocate)
@@ -217,7 +225,9 @@ class _Gang(LaneLoop):
         if self.divergence.is_uniform(s.test):
             stops = self.uniform(s.test)
         else:
-            stops = self._any([part.both(part.value(s.test)) for part in self.parts])
+            stops = self._any(
+                [part.intersected(part.value(s.test)) for part in self.parts]
+            )
         f.branch_if(stops, self._again, go_on, RARE)
         f.start(go_on)
         self.emitter.may_stop = True
@@ -230,7 +240,7 @@ class _Gang(LaneLoop):
 
     @contextmanager
     def _under(self, masks: Sequence[str]) -> Iterator[None]:
-        """Emit for other lanes meanwhile."""
+        """Emit for the lanes of other masks in this context."""
         before = self._masks
         for part, mask in zip(self.parts, masks, strict=True):
             part.mask = mask
@@ -239,29 +249,29 @@ class _Gang(LaneLoop):
             part.mask = mask
 
     def _any(self, masks: Sequence[str]) -> str:
-        """Whether a lane is on in one of these masks."""
-        f, held = self.f, lanes("i1", self.width)
-        some = masks[0]
+        """Return whether some lane is active in one of these masks."""
+        f, t = self.f, lanes("i1", self.width)
+        merged = masks[0]
         for mask in masks[1:]:
-            some = f.emit(f"or {held} {some}, {mask}")
-        bits = f.emit(f"bitcast {held} {some} to i{self.width}")
+            merged = f.emit(f"or {t} {merged}, {mask}")
+        bits = f.emit(f"bitcast {t} {merged} to i{self.width}")
         return f.emit(f"icmp ne i{self.width} {bits}, 0")
 
     @contextmanager
     def _scope(self) -> Iterator[None]:
-        """Forget at the end which vectors were computed within."""
+        """Drop at the end the vectors that were computed inside."""
         with ExitStack() as stack:
             for part in self.parts:
                 stack.enter_context(part.scope())
             yield
 
     def _forget(self) -> None:
-        """Forget what a write, or another block, may have changed."""
+        """Drop the vectors that a write, or another block, may have changed."""
         for part in self.parts:
             part.forget_loads()
 
     def _merged(self) -> None:
-        """Several blocks come together here."""
+        """Drop at a join of blocks what only some of them have computed."""
         self.emitter.values.forget_loads()
         self._forget()
         for depth in [d for d in self._splats if d >= self.f.depth]:
@@ -281,10 +291,10 @@ class _Gang(LaneLoop):
             if not body:
                 continue
             pairs = zip(self.parts, holds, strict=True)
-            masks = [part.either(mask, taken) for part, mask in pairs]
+            masks = [part.side(mask, taken) for part, mask in pairs]
             if not (is_flat and is_local):
                 pairs = zip(self.parts, masks, strict=True)
-                masks = [part.both(mask) for part, mask in pairs]
+                masks = [part.intersected(mask) for part, mask in pairs]
             with self._under(masks):
                 if is_flat:
                     with self.emitter.values.scope():
@@ -293,7 +303,7 @@ class _Gang(LaneLoop):
                     self._if_any(masks, partial(self._side, body))
 
     def _if_any(self, masks: Sequence[str], run: Callable[[], None]) -> None:
-        """Emit what runs if a lane is on in one of these masks."""
+        """Emit code that runs if some lane is active in one of these masks."""
         f, name = self.f, self.f.name("lanes")
         polled = self.emitter.cost.polls
         f.branch_if(self._any(masks), name, f"none.{name}")
@@ -310,7 +320,7 @@ class _Gang(LaneLoop):
             self.body(body)
 
     def _is_flat(self, s: If) -> bool:
-        """Whether both sides are a few instructions that may run for no lane."""
+        """Return whether both sides have few instructions, safe to run for no lane."""
         total = 0
         for x in (*s.then, *s.else_):
             if not isinstance(x, (Let, Declare, Assign, Accumulate)):
@@ -323,8 +333,10 @@ class _Gang(LaneLoop):
         return total <= FLAT
 
     def _is_local(self, s: If) -> bool:
-        """Whether lanes that were off before may take either side: nobody reads what
-        they make of it."""
+        """Return whether inactive lanes may take either side.
+
+        They may if nothing reads the values that the sides assign.
+        """
         inside = [*s.then, *s.else_]
         changes = [x for x in inside if isinstance(x, (Assign, Accumulate))]
         return all(map(self.divergence.is_local, changes))
@@ -350,9 +362,11 @@ class _Gang(LaneLoop):
         self._merged()
 
     def _lanes_count(self, s: For) -> None:
-        """A loop in which each lane has a number of steps of its own: lanes begin
-        together, or end together."""
-        f, held = self.f, lanes("i64", self.width)
+        """Emit a loop whose number of steps differs between lanes.
+
+        The lanes begin together, or end together.
+        """
+        f, t = self.f, lanes("i64", self.width)
         counts = [part.value(s.extent) for part in self.parts]
         ends_together = self.divergence.ends_together(s)
         counter = s.var
@@ -371,8 +385,8 @@ class _Gang(LaneLoop):
                 f.do(f"store i64 {position}, ptr {slot}")
             f.bounds[position] = MOST_TRIPS
             self.emitter.values.constants[counter] = position
-            every = self.splat(position, "i64")
-            goes_on = [f.emit(f"icmp slt {held} {every}, {n}") for n in counts]
+            positions = self.splat(position, "i64")
+            goes_on = [f.emit(f"icmp slt {t} {positions}, {n}") for n in counts]
             masks = [
                 f.emit(f"and {lanes('i1', self.width)} {mask}, {more}")
                 for mask, more in zip(before, goes_on, strict=True)
@@ -394,17 +408,17 @@ class _Gang(LaneLoop):
         self._loop(step, body)
 
     def _most(self, counts: Sequence[str]) -> str:
-        """The largest number of a lane that is on; 0 if all are negative."""
-        f, held = self.f, lanes("i64", self.width)
+        """Return the largest count of an active lane, or 0 if all are negative."""
+        f, t = self.f, lanes("i64", self.width)
         name = f"llvm.vector.reduce.smax{overload('i64', self.width)}"
-        f.module.declare(f"i64 @{name}({held})")
+        f.module.declare(f"i64 @{name}({t})")
         f.module.declare("i64 @llvm.smax.i64(i64, i64)")
         most = "0"
         for part, count in zip(self.parts, counts, strict=True):
             mask = f"{lanes('i1', self.width)} {part.mask}"
-            own = f.emit(f"select {mask}, {held} {count}, {held} zeroinitializer")
-            own = f.emit(f"call i64 @{name}({held} {own})")
-            most = f.emit(f"call i64 @llvm.smax.i64(i64 {most}, i64 {own})")
+            largest = f.emit(f"select {mask}, {t} {count}, {t} zeroinitializer")
+            largest = f.emit(f"call i64 @{name}({t} {largest})")
+            most = f.emit(f"call i64 @llvm.smax.i64(i64 {most}, i64 {largest})")
         return most
 
     def _while(self, s: While) -> None:
@@ -416,15 +430,15 @@ class _Gang(LaneLoop):
 
             self._loop(uniform_step, partial(self.body, s.body))
             return
-        live = [part.kept_mask() for part in self.parts]
+        live = [part.mask_slot() for part in self.parts]
 
         def step() -> Sequence[str]:
             for part, slot in zip(self.parts, live, strict=True):
-                part.mask = part.loaded_mask(slot)
+                part.mask = part.load_mask(slot)
             self.body(s.head)
-            masks = [part.both(part.value(s.test)) for part in self.parts]
+            masks = [part.intersected(part.value(s.test)) for part in self.parts]
             for part, slot, mask in zip(self.parts, live, masks, strict=True):
-                part.keep_mask(slot, mask)
+                part.store_mask(slot, mask)
             return masks
 
         self._loop(step, partial(self.body, s.body))
@@ -435,8 +449,8 @@ class _Gang(LaneLoop):
         """Emit a loop.
 
         Args:
-            step: Emits what comes before the test of a step; whether there is one, for
-                all lanes or for each.
+            step: Emits the code before the test of a step, and returns the test: one
+                for all lanes, or one mask for each part.
             body: Emits the step.
         """
         emitter, f, name = self.emitter, self.f, self.f.name("while")
@@ -467,7 +481,8 @@ class _Gang(LaneLoop):
 
 
 def _is_at_most(extent: Expr, width: int) -> bool:
-    """Whether a loop has at most so many iterations, for all that its extent says."""
+    """Return whether the extent alone shows that a loop has at most `width`
+    iterations."""
     bounds = extent.args if extent.op == "min" else (extent,)
     return any(n.is_const and n.attr <= width for n in bounds)
 
@@ -475,7 +490,7 @@ def _is_at_most(extent: Expr, width: int) -> bool:
 class Part(Lanes):
     """As many lanes of a gang as a register has.
 
-    mask   those that are on
+    mask   the active lanes
     """
 
     loop: _Gang
@@ -484,11 +499,11 @@ class Part(Lanes):
         super().__init__(loop, position, mask)
         self._scopes: list[tuple[list[Expr], list[object]]] = []
 
-    # --- what is known where
+    # --- memo tables
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget at the end what was computed within."""
+        """Drop at the end the vectors that were computed inside."""
         self._scopes.append(([], []))
         yield
         computed, numbered = self._scopes.pop()
@@ -501,7 +516,7 @@ class Part(Lanes):
     def remember(self, node: Expr, register: str) -> None:
         super().remember(node, register)
         if self.loop.affine.is_uniform(node):
-            self.volatile.add(node)  # the scalar is remembered, for as long as it holds
+            self.volatile.add(node)  # it is valid as long as the scalar is
         self._scopes[-1][0].append(node)
 
     def number(self, key: object, register: str) -> None:
@@ -511,7 +526,7 @@ class Part(Lanes):
     # --- variables
 
     def set(self, var: Var, value: str) -> None:
-        """Give a variable its value, in every lane."""
+        """Assign to a variable in every lane."""
         t = register_type(var.dtype, self.width)
         if var not in self.slots:
             self.slots[var] = self.f.slot(t, var.name)
@@ -519,28 +534,29 @@ class Part(Lanes):
         self.forget_loads()
 
     def change(self, var: Var, value: str, keeps: bool) -> None:
-        """Give a variable a new value; where `keeps`, in the lanes that are on."""
+        """Assign to a variable, with `keeps` in the active lanes only."""
         if keeps:
             t, mask = register_type(var.dtype, self.width), self.mask
             old = self.value(e.read(var))
-            held = lanes("i1", self.width)
-            value = self.f.emit(f"select {held} {mask}, {t} {value}, {t} {old}")
+            mask_type = lanes("i1", self.width)
+            value = self.f.emit(f"select {mask_type} {mask}, {t} {value}, {t} {old}")
         self.set(var, value)
 
     # --- masks
 
-    def both(self, mask: str) -> str:
-        """The lanes that are on, and in `mask`."""
+    def intersected(self, mask: str) -> str:
+        """Return the active lanes that are also in `mask`."""
         return self.f.emit(f"and {lanes('i1', self.width)} {self.mask}, {mask}")
 
-    def either(self, mask: str, taken: bool) -> str:
-        """The lanes that are in a mask, or those that are not."""
+    def side(self, mask: str, taken: bool) -> str:
+        """Return the lanes that take this side of a branch: those in a mask, or the
+        others."""
         if taken:
             return mask
         return self.f.emit(f"xor {lanes('i1', self.width)} {mask}, splat (i1 true)")
 
-    # A mask that lives longer than a block is as wide as what it selects where the CPU
-    # has no registers for masks: else it would be packed and unpacked in each step.
+    # A mask that lives longer than a block is as wide as the lanes that it selects, if
+    # the CPU has no mask registers: otherwise each step would pack and unpack it.
 
     @property
     def _wide(self) -> str:
@@ -549,23 +565,23 @@ class Part(Lanes):
             return ""
         return lanes(f"i{target.register_bits // self.width}", self.width)
 
-    def kept_mask(self) -> str:
-        """A slot that holds which lanes are on."""
+    def mask_slot(self) -> str:
+        """Return a new slot that holds the mask of active lanes."""
         slot = self.f.slot(self._wide or lanes("i1", self.width), "live")
-        self.keep_mask(slot, self.mask)
+        self.store_mask(slot, self.mask)
         return slot
 
-    def keep_mask(self, slot: str, mask: str) -> None:
-        """Store a mask."""
-        held = lanes("i1", self.width)
+    def store_mask(self, slot: str, mask: str) -> None:
+        """Store a mask to a slot."""
+        narrow = lanes("i1", self.width)
         if self._wide:
-            mask = self.f.emit(f"sext {held} {mask} to {self._wide}")
-        self.f.do(f"store {self._wide or held} {mask}, ptr {slot}")
+            mask = self.f.emit(f"sext {narrow} {mask} to {self._wide}")
+        self.f.do(f"store {self._wide or narrow} {mask}, ptr {slot}")
 
-    def loaded_mask(self, slot: str) -> str:
-        """What `keep_mask` stored."""
-        held = lanes("i1", self.width)
-        mask = self.f.emit(f"load {self._wide or held}, ptr {slot}")
+    def load_mask(self, slot: str) -> str:
+        """Return the mask in a slot."""
+        narrow = lanes("i1", self.width)
+        mask = self.f.emit(f"load {self._wide or narrow}, ptr {slot}")
         if self._wide:
             mask = self.f.emit(f"icmp slt {self._wide} {mask}, zeroinitializer")
         return mask

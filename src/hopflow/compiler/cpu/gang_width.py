@@ -1,4 +1,4 @@
-"""How many iterations of a loop run as one gang, if that is faster than one by one."""
+"""The number of iterations of a loop that run as one gang, or 1 if that is slower."""
 
 from collections import Counter
 from typing import Final
@@ -9,18 +9,21 @@ from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import For
 
 VECTORS: Final = 4
-"""Vectors of a gang: their instructions take turns, and hide how long each takes."""
+"""The vectors of a gang: their interleaved instructions hide each other's latency."""
 LARGE: Final = 1200
-"""Instructions of a gang with more vectors than one: beyond, the body alone has enough
-of them to take turns, and more cost time to compile."""
+"""The most instructions of a gang with several vectors. A larger body has enough
+independent instructions, and more vectors only take longer to compile."""
 CALL: Final = 100
-"""Instructions that a call of a library is worth, which there is for each lane, whether
-it is on or not."""
+"""The instructions that a library call counts as. Each lane makes one, whether it is
+active or not."""
 
 
 def register_lanes(loop: For, divergence: Divergence, bits: int) -> int:
-    """The lanes of a register of so many bits, for the dtype that a loop computes with
-    most."""
+    """Return the lanes of a register for the dtype that most work of a loop uses.
+
+    Args:
+        bits: The bits of a register.
+    """
     work: Counter[int] = Counter()
     for node in registers(divergence, loop.body):
         dtype = (node.args[0] if node.args else node).dtype
@@ -30,8 +33,11 @@ def register_lanes(loop: For, divergence: Divergence, bits: int) -> int:
 
 
 def gang_width(loop: For, divergence: Divergence, bits: int) -> int:
-    """The lanes of a gang, where registers have so many bits; 1 if scalar code is
-    better."""
+    """Return the lanes of a gang, or 1 if scalar code is faster.
+
+    Args:
+        bits: The bits of a register.
+    """
     computed = list(registers(divergence, loop.body))
     work = sum(map(weight, computed))
     if CALL * sum(map(_is_call, computed)) > work:

@@ -1,14 +1,14 @@
-"""Matrix products: our own code, on the calling thread.
+"""Matrix products on the calling thread, without BLAS.
 
-An element of the result is one chain of fused multiply-adds over k, in order, whatever
-tile it falls in; so its bits depend neither on the sizes around it nor on the width of
-vectors. (But in a product with a vector whose sum runs along memory, each lane has a
-chain of its own.)
+An element of the result is a chain of fused multiply-adds over k, in order, in whatever
+tile it lies; its bits depend neither on the other sizes nor on the width of vectors.
+(The exception is a product with a vector whose sum runs along memory: there each lane
+has its own chain.)
 
-The result is made in tiles that stay in registers, some rows by some vectors. Tiles
-below each other read one panel of `b`, as wide as they are. Where they are many, or
-where it does not lie in memory as they need it (it is transposed, or at the right
-edge), it is first copied to the stack, dense, and filled up with zeros.
+The result is computed in tiles that stay in registers, of some rows and some vectors.
+Tiles below each other read the same panel of `b`, as wide as they are. If there are
+many, or if the panel is not laid out as they need it (it is transposed, or at the right
+edge), it is first copied to the stack, dense, and padded with zeros.
 """
 
 from collections.abc import Callable
@@ -24,20 +24,20 @@ from hopflow.dtypes import DType
 from hopflow.loop_ir.routines import Routine
 
 DEPTH: Final = 256
-"""So many rows of a panel are used at a time: they stay in the caches."""
+"""The number of rows of a panel that are used at a time: they stay in the caches."""
 HEIGHT: Final = 256
-"""So many rows of the result are made at a time: their part of `a` stays in the caches.
-It is a multiple of the tiles' heights."""
+"""The number of rows of the result that are computed at a time: their part of `a` stays
+in the caches. It is a multiple of the tiles' heights."""
 REUSES: Final = 64
-"""From so many rows of the result on, a panel is copied wherever it lies."""
+"""From this number of rows of the result on, every panel is copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     """The tiles of one dtype on one target.
 
-    heights   rows of a tile: as many as there are registers for, then what is left
-    wide      vectors of a tile; at the right edge there are tiles of one vector
+    heights   the rows of tiles: as many as fit into registers, then of the remainder
+    wide      vectors of a tile; at the right edge a tile has one vector
     long      vectors of a tile in a product of one row
     """
 
@@ -57,21 +57,21 @@ class _Tiles:
 
     @property
     def size(self) -> int:
-        """Bytes of an element."""
+        """The bytes of an element."""
         return {"float": 4, "double": 8}[self.lane]
 
 
 def define(
     module: Module, name: str, routine: Routine, dtype: DType, target: CpuTarget
 ) -> None:
-    """Define one of the four matrix products, as `loop_ir.routines` says."""
+    """Define one of the four matrix products of `loop_ir.routines`."""
     w = Wrapper(module, name, routine, dtype, target)
     out = w.buffers["out"]
     a_transposed, b_transposed = (routine.name[k : k + 1] == "t" for k in (5, 6))
     product = _Product(w.f, _Tiles.of(target, dtype), a_transposed, b_transposed)
     w.leave_if_empty(out)
     w.when(w.f.emit("icmp eq i64 %k, 0"), lambda: w.clear(out))
-    # With one row or column it is the product of a matrix and a vector.
+    # With one row or one column it is a product of a matrix and a vector.
     one_column, one_row = (w.f.emit(f"icmp eq i64 %{size}, 1") for size in "nm")
     if a_transposed:
         w.when(one_column, lambda: product.long_row("%b", "%a", "%m"))
@@ -87,14 +87,15 @@ def define(
 
 
 Rows: TypeAlias = tuple[str, str]
-"""The address of the first of some rows, and the elements from one to the next."""
+"""The address of the first of some rows, and the distance between rows in elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """`rows` rows from `top` on of the result; `count` columns from `depth` on of `a`.
+    """`rows` rows of the result from `top` on, and `count` columns of `a` from `depth`
+    on.
 
-    All are registers of i64 but `begins`, an i1: whether `depth` is 0.
+    All are i64 registers except `begins`, an i1: whether `depth` is 0.
     """
 
     top: str
@@ -105,7 +106,8 @@ class _Block:
 
 
 class _Product:
-    """Emits the loops over tiles. `%a`, `%b`, `%out`, `%m`, `%n`, `%k` are given."""
+    """An emitter of loops over tiles, in the function of `%a`, `%b`, `%out`, `%m`,
+    `%n`, `%k`."""
 
     def __init__(
         self, f: Function, tiles: _Tiles, a_transposed: bool, b_transposed: bool
@@ -127,7 +129,7 @@ class _Product:
         return self.f.emit(f"call i64 @llvm.umin.i64(i64 {x}, i64 {y})")
 
     def at(self, pointer: str, *offsets: str) -> str:
-        """The address of an element: `pointer` and all the offsets."""
+        """Return the address of an element: `pointer` plus all offsets."""
         for offset in offsets:
             pointer = self.f.emit(
                 f"getelementptr {self.tiles.lane}, ptr {pointer}, i64 {offset}"
@@ -140,7 +142,7 @@ class _Product:
     def each(
         self, start: str, stop: str, step: int, body: Callable[[str], None]
     ) -> None:
-        """`body` of each position from `start` up to `stop`, if there is any."""
+        """Emit a loop: `body` for each position from `start` to `stop` by `step`."""
         f, name, before = self.f, self.f.name("each"), self.f.block
         some = f.emit(f"icmp slt i64 {start}, {stop}")
         f.branch_if(some, name, f"done.{name}")
@@ -165,7 +167,7 @@ class _Product:
     # --- two matrices
 
     def all_tiles(self) -> None:
-        """The product of two matrices."""
+        """Emit the product of two matrices."""
 
         def at_depth(depth: str) -> None:
             count = self.least(self.op("sub", "%k", depth), DEPTH)
@@ -180,7 +182,8 @@ class _Product:
         self.each("0", "%k", DEPTH, at_depth)
 
     def block(self, block: _Block) -> None:
-        """What some columns of `a` add to some rows of the result."""
+        """Emit the part of some rows of the result that some columns of `a`
+        contribute."""
         f, width = self.f, self.tiles.width
         whole = self.op("mul", self.op("udiv", "%n", self.span), self.span)
         many = f.emit(f"icmp uge i64 {block.rows}, {REUSES}")
@@ -208,7 +211,7 @@ class _Product:
         self.each(whole, "%n", width, lambda j: self.edge_panel(j, block))
 
     def edge_panel(self, j: str, block: _Block) -> None:
-        """A panel of one vector, or less."""
+        """Emit the tiles of a panel of at most one vector."""
         f, width = self.f, self.tiles.width
         columns = self.least(self.op("sub", "%n", j), width)
         partial = f.emit(f"icmp slt i64 {columns}, {width}")
@@ -233,34 +236,36 @@ class _Product:
         self.down(block, tile)
 
     def panel(self, j: str, block: _Block) -> str:
-        """The address of `b[depth, j]`."""
+        """Return the address of `b[depth, j]`."""
         depth = block.depth
         if self.b_transposed:
             return self.at("%b", self.op("mul", j, "%k"), depth)
         return self.at("%b", self.op("mul", depth, "%n"), j)
 
     def left(self, i: str, depth: str) -> tuple[str, str, str]:
-        """The address of `a[i, depth]`, and its steps to the next i and depth."""
+        """Return the address of `a[i, depth]`, and the steps to the next i and
+        depth."""
         if self.a_transposed:
             return self.at("%a", self.op("mul", depth, "%m"), i), "1", "%m"
         return self.at("%a", self.op("mul", i, "%k"), depth), "%k", "1"
 
     def down(self, block: _Block, tile: Callable[[str, int], None]) -> None:
-        """`tile(i, height)` for tiles below each other: the highest that still fit."""
+        """Emit `tile(i, height)` for tiles below each other, the highest that fit
+        first."""
         start, end = block.top, self.op("add", block.top, block.rows)
         for height in self.tiles.heights:
-            left = self.op("sub", end, start)
-            rows = self.op("mul", self.op("udiv", left, height), height)
+            remaining = self.op("sub", end, start)
+            rows = self.op("mul", self.op("udiv", remaining, height), height)
             stop = self.op("add", start, rows)
 
-            def one(i: str, height: int = height) -> None:
+            def tile_at(i: str, height: int = height) -> None:
                 tile(i, height)
 
-            self.each(start, stop, height, one)
+            self.each(start, stop, height, tile_at)
             start = stop
 
     def fill_rows(self, panel: str, count: str) -> None:
-        """Copy `count` whole rows of a panel of `b`."""
+        """Emit a copy of `count` whole rows of a panel of `b`."""
         t = lanes(self.tiles.lane, self.span)
 
         def row(r: str) -> None:
@@ -273,7 +278,8 @@ class _Product:
         self.each("0", count, 1, row)
 
     def fill(self, panel: str, count: str, columns: str, span: int) -> None:
-        """Copy `columns` of the columns of a panel, and zeros up to `span`."""
+        """Emit a copy of the first `columns` of a panel, padded with zeros to
+        `span`."""
         lane = self.tiles.lane
         down, along = ("1", "%k") if self.b_transposed else ("%n", "1")
 
@@ -281,7 +287,7 @@ class _Product:
             source = self.at(panel, self.op("mul", r, down))
             target = self.at(self.copy, self.op("mul", r, span))
 
-            def known(c: str) -> None:
+            def element(c: str) -> None:
                 value = f"load {lane}, ptr {self.at(source, self.op('mul', c, along))}"
                 register = self.f.emit(value)
                 self.f.do(f"store {lane} {register}, ptr {self.at(target, c)}")
@@ -289,13 +295,13 @@ class _Product:
             def zero(c: str) -> None:
                 self.f.do(f"store {lane} 0.0, ptr {self.at(target, c)}")
 
-            self.each("0", columns, 1, known)
+            self.each("0", columns, 1, element)
             self.each(columns, str(span), 1, zero)
 
         self.each("0", count, 1, row)
 
     def move(self, source: Rows, target: Rows, height: int, columns: str) -> None:
-        """Copy some columns of a tile."""
+        """Emit a copy of the first columns of a tile."""
         (source_, from_), (target_, to) = source, target
         lane = self.tiles.lane
 
@@ -319,7 +325,7 @@ class _Product:
         out: Rows,
         block: _Block,
     ) -> None:
-        """A tile of so many rows and vectors: what the block adds to it."""
+        """Emit the call that adds a block's contribution to a tile of this shape."""
         name = _tile(self.f.module, self.tiles, *shape)
         pointer, down, along = a
         self.f.do(
@@ -328,15 +334,15 @@ class _Product:
             f"i64 {block.count}, i1 {block.begins})"
         )
 
-    # --- a matrix and a vector
+    # --- products of a matrix and a vector
 
     def long_row(self, vector: str, matrix: str, size: str) -> None:
-        """`out[size] = vector[k] @ matrix[k, size]`."""
+        """Emit `out[size] = vector[k] @ matrix[k, size]`."""
         start, block = "0", _Block("0", "1", "0", "%k", "true")
         for vectors in (self.tiles.long, 1, 0):
             span = vectors * self.tiles.width or 1
-            left = self.op("sub", size, start)
-            length = self.op("mul", self.op("udiv", left, span), span)
+            remaining = self.op("sub", size, start)
+            length = self.op("mul", self.op("udiv", remaining, span), span)
             stop = self.op("add", start, length)
 
             def piece(j: str, vectors: int = vectors) -> None:
@@ -348,11 +354,11 @@ class _Product:
             start = stop
 
     def dots(self, matrix: str, vector: str, size: str) -> None:
-        """`out[size] = matrix[size, k] @ vector[k]`."""
+        """Emit `out[size] = matrix[size, k] @ vector[k]`."""
         start = "0"
         for height in (4, 1):
-            left = self.op("sub", size, start)
-            rows = self.op("mul", self.op("udiv", left, height), height)
+            remaining = self.op("sub", size, start)
+            rows = self.op("mul", self.op("udiv", remaining, height), height)
             stop = self.op("add", start, rows)
             name = _dots(self.f.module, self.tiles, height)
 
@@ -368,10 +374,11 @@ class _Product:
 
 
 def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
-    """Define the function that computes a tile; `vectors` of 0 is a single column.
+    """Define the function that computes a tile; with no `vectors` it is one element
+    wide.
 
-    It adds, for each of `count` rows of the panel, the product with a column of `a`: to
-    zero if `begins`, else to what is in `out`.
+    For each of `count` rows of the panel it adds the product with a column of `a`: to
+    zero if `begins`, else to `out`.
     """
     name = f"tile.{height}.{vectors}"
     if module.has_function(name):
@@ -436,7 +443,7 @@ def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
 
 
 def _dots(module: Module, tiles: _Tiles, height: int) -> str:
-    """Define the function of products of some rows with a vector."""
+    """Define the function of the products of some rows with a vector."""
     name = f"dots.{height}"
     if module.has_function(name):
         return name
@@ -500,7 +507,7 @@ def _dots(module: Module, tiles: _Tiles, height: int) -> str:
 
 
 def _sum_of_lanes(f: Function, x: str, lane: str, width: int) -> str:
-    """The sum of the lanes, always in the same tree."""
+    """Return the sum of the lanes, always added in the same tree."""
     while width > 1:
         t, width = lanes(lane, width), width // 2
         halves = [

@@ -1,9 +1,9 @@
-"""Memory between pages that nobody may touch, for `hf.config.guard_pages`.
+"""Memory between guard pages, for `hf.config.guard_pages`.
 
-Each piece ends where a page ends, and the next page is closed: to read or write one
-element too far ends the process, at the instruction that does it (run Python with `-X
-faulthandler` to see from where it was called). The memory is not zeroed but poisoned,
-as the reference interpreter's is.
+Each block ends where a page ends, and the next page is closed: an access one element
+past the end ends the process at that instruction (run Python with `-X faulthandler` to
+see the Python stack). The memory is not zeroed but filled with poison, as the reference
+interpreter's is.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _OPEN, _CLOSED = mmap.PROT_READ | mmap.PROT_WRITE, 0
 _FLAGS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _POISON: Final = 0xFF
 
-# A piece is a page that says how long all is and what was asked for, a closed page, the
+# A block is a page with the total size and the requested size, a closed page, the
 # memory with slack before it, and a closed page.
 _TEXT: Final = f"""
 declare ptr @mmap(ptr, i64, i32, i32, i32, i64)
@@ -105,12 +105,12 @@ end:
 }}
 """
 SYMBOLS: Final = ("hf_guarded_alloc", "hf_guarded_free", "hf_guarded_realloc")
-"""What takes the place of C's `aligned_alloc`, `free` and `realloc`."""
+"""The replacements of C's `aligned_alloc`, `free` and `realloc`."""
 
 
 @once
 def library(target: CpuTarget) -> Linked:
-    """The allocator, compiled once for a target."""
+    """Return the allocator, compiled once for a target."""
     names = ("mmap", "mprotect", "munmap", "memset", "memcpy")
     symbols = {name: c_symbols()[name] for name in names}
     return link(shared_code(_TEXT, target), SYMBOLS, symbols, target)
@@ -125,12 +125,12 @@ def _allocate(target: CpuTarget) -> Callable[[int], int | None]:
 
 @once
 def free(target: CpuTarget) -> Callable[[int], None]:
-    """The function that frees memory of `SYMBOLS`, by its address."""
+    """Return the function that frees memory of `SYMBOLS`, by its address."""
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library(target)["hf_guarded_free"])
 
 
 def copied(array: NDArray, target: CpuTarget) -> NDArray:
-    """The array, with its strides, in memory between closed pages."""
+    """Return a copy of an array, with its strides, in memory between guard pages."""
     low, high = np.lib.array_utils.byte_bounds(array)
     size = high - low if array.size else 0
     address = _allocate(target)(size)
@@ -148,20 +148,23 @@ def copied(array: NDArray, target: CpuTarget) -> NDArray:
 def calling(
     function: Callable[..., Any], program: Interface, target: CpuTarget
 ) -> Callable[..., Any]:
-    """The native function of `program`, given copies between closed pages: what it has
-    written is copied back. What it does not write of an output is poison."""
+    """Return the native function of `program`, for copies of arrays between guard
+    pages.
+
+    It copies the outputs back. Elements of outputs that it does not write are poison.
+    """
     parameters = [*program.sizes, *program.inputs, *program.outputs]
     outputs = [k for k, b in enumerate(parameters) if b in program.outputs]
     fresh = [k for k in outputs if parameters[k] not in program.inputs]
 
     def call(*args: Any) -> Any:
-        own = [copied(a, target) if isinstance(a, np.ndarray) else a for a in args]
+        copies = [copied(a, target) if isinstance(a, np.ndarray) else a for a in args]
         for k in fresh:
-            own[k].reshape(-1).view(np.uint8).fill(_POISON)
+            copies[k].reshape(-1).view(np.uint8).fill(_POISON)
         try:
-            return function(*own)
+            return function(*copies)
         finally:
             for k in outputs:
-                args[k][...] = own[k]
+                args[k][...] = copies[k]
 
     return call

@@ -1,9 +1,9 @@
-"""Calls of Python out of native code.
+"""Calls of Python from native code.
 
-The stub `hf_call` takes the program's block, the number of the site, and words: of each
-operand and then of each result the address and the extents. It returns whether Python
-has an error set, which ends the program. `hf_tick` calls it for a `Tick`, unless it did
-so a moment ago.
+The stub `hf_call` takes the program's block, the number of the site, and words: the
+address and the extents of each operand and then of each result. It returns whether
+Python has an error set, which ends the program. `hf_tick` calls it for a `Tick`, unless
+the last report was a moment ago.
 """
 
 from typing import Final
@@ -16,11 +16,11 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.program import HostCall, Tick
 
 _COST: Final = Cost(1000)
-"""About that of the simplest function."""
+"""About the cost of the simplest function."""
 
 
 def emit(emitter: CpuEmitter, s: HostCall) -> None:
-    """Emit a call, and the way out if it fails."""
+    """Emit a call, and the exit if it fails."""
     f, values, memory = emitter.f, emitter.values, emitter.memory
     words: list[str] = []
     for ref in s.refs:
@@ -31,21 +31,21 @@ def emit(emitter: CpuEmitter, s: HostCall) -> None:
     for k, word in enumerate(words):
         to = f.emit(f"getelementptr i64, ptr {block}, i64 {k}")
         f.do(f"store {word}, ptr {to}")
-    # It reads and writes memory of the program's that its arguments only point to.
+    # It accesses memory of the program to which its arguments point only indirectly.
     f.module.external("i64 @hf_call(ptr, i64, ptr)", "nounwind")
     site = emitter.site(s.site)
     failed = f.emit(f"call i64 @hf_call(ptr %block, i64 {site}, ptr {block})")
     emitter.count(_COST)
-    emitter.cost.polls = True  # Python does, and may take any time
+    emitter.cost.polls = True  # Python polls, and may take any time
     onward = f.name("called")
     emitter.stop_if(f.emit(f"icmp ne i64 {failed}, 0"), onward)
     f.start(onward)
 
 
 def emit_tick(emitter: CpuEmitter, s: Tick) -> None:
-    """Emit a countdown, by what the code before it in a step costs, and a call at zero.
+    """Emit a countdown by the cost of the code before it in a step, and a call at zero.
 
-    A step that polls may take any time, and looks at the clock each time.
+    A step that polls may take any time, and reads the clock each time.
     """
     f, values = emitter.f, emitter.values
     done, total = values.value(s.done), values.value(s.total)
@@ -57,8 +57,8 @@ def emit_tick(emitter: CpuEmitter, s: Tick) -> None:
     else:
         with values.scope():
             spent = values.value(e.add(cost.total, e.index(_TICK)))
-        left = f.emit(f"load i64, ptr {fuel}")
-        rest = f.emit(f"sub i64 {left}, {spent}")
+        remaining = f.emit(f"load i64, ptr {fuel}")
+        rest = f.emit(f"sub i64 {remaining}, {spent}")
         f.do(f"store i64 {rest}, ptr {fuel}")
         f.branch_if(f.emit(f"icmp slt i64 {rest}, 0"), call, onward, RARE)
     f.start(call)
@@ -67,8 +67,8 @@ def emit_tick(emitter: CpuEmitter, s: Tick) -> None:
         "preserve_mostcc i64 @hf_tick(ptr, i64, i64, i64, i64)", f"cold {OPAQUE}"
     )
     words = (emitter.site(s.site), done, total, str(s.ends + s.always))
-    given = ", ".join(("ptr %block", *(f"i64 {word}" for word in words)))
-    failed = f.emit(f"call preserve_mostcc i64 @hf_tick({given})")
+    arguments = ", ".join(("ptr %block", *(f"i64 {word}" for word in words)))
+    failed = f.emit(f"call preserve_mostcc i64 @hf_tick({arguments})")
     emitter.stop_if(f.emit(f"icmp ne i64 {failed}, 0"), onward)
     f.start(onward)
 
@@ -78,8 +78,11 @@ _TICK: Final = 4
 
 
 def start_ticks(f: Function, sites: int) -> None:
-    """Make the words that say when each site was told of: one table for all functions
-    and parts, which may be called far more often than there is something to tell."""
+    """Allocate the words with the time of each site's last report.
+
+    All functions and parts share them, as they may be called far more often than there
+    is something to report.
+    """
     table = f.early_slot(f"[{sites} x [2 x i64]]", "told", "zeroinitializer")
     to = f.emit(f"getelementptr i64, ptr %block, i64 {TOLD}")
     f.do(f"store ptr {table}, ptr {to}")

@@ -1,4 +1,4 @@
-"""Code for the CPU that we run on: compile it, and link it into the process."""
+"""Compilation for the CPU of this process, and linking of code into the process."""
 
 import ctypes
 import itertools
@@ -16,7 +16,7 @@ from hopflow.errors import CompileError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# LLVM may call these of its own accord.
+# LLVM may insert calls of these.
 _ALWAYS: Final = ("memcpy", "memmove", "memset")
 _ASKED: Final = (
     "malloc aligned_alloc realloc free fmod fmodf clock_gettime "
@@ -25,8 +25,8 @@ _ASKED: Final = (
 
 
 _LIBRARIES: Final = 256
-"""How many one linker links. It keeps about 11 KB of each, also of those that are gone;
-all of it goes with the last of its libraries."""
+"""The number of libraries of one linker. It keeps about 11 KB for each, also after the
+library is freed; all of it is freed with the last of its libraries."""
 
 
 class Library:
@@ -40,11 +40,12 @@ class Library:
 
 
 class Jit(Compiler):
-    """A compiler and a linker for one CPU. Use `jit`, which keeps the only one."""
+    """A compiler and a linker for one CPU; `jit` returns the only one of the
+    process."""
 
     def __init__(self, target: CpuTarget) -> None:
         native_llvm()
-        # Any other relocation ends the process in the linker.
+        # The linker ends the process on any other relocation.
         super().__init__(target, reloc="pic", codemodel="small")
         self._numbers = itertools.count()
         self._linker = self._new_linker()
@@ -57,7 +58,7 @@ class Jit(Compiler):
     def link(
         self, code: bytes, exports: Iterable[str], symbols: Mapping[str, int]
     ) -> Library:
-        """Load object code, resolving the symbols it refers to.
+        """Load object code, and resolve the symbols that it refers to.
 
         Raises:
             CompileError: A symbol is missing.
@@ -79,27 +80,30 @@ class Jit(Compiler):
 
 
 def once(make: Callable[P, T]) -> Callable[P, T]:
-    """A function that returns what `make` returned for the same arguments the first
-    time, in whichever thread: what holds native code must not be made twice, for one of
-    the two would be freed."""
+    """Return a memoized function: `make` runs once for the same arguments, in any
+    thread.
+
+    Native code must not be made twice, since one of the two would be freed.
+    """
     lock = threading.RLock()
-    made: dict[tuple[Any, ...], T] = {}
+    memo: dict[tuple[Any, ...], T] = {}
 
     @wraps(make)
-    def get(*args: P.args, **named: P.kwargs) -> T:
-        key = (args, tuple(named.items()))
-        if key not in made:
+    def memoized(*args: P.args, **keywords: P.kwargs) -> T:
+        key = (args, tuple(keywords.items()))
+        if key not in memo:
             with lock:
-                if key not in made:
-                    made[key] = make(*args, **named)
-        return made[key]
+                if key not in memo:
+                    memo[key] = make(*args, **keywords)
+        return memo[key]
 
-    return get
+    return memoized
 
 
 @once
 def jit(target: CpuTarget) -> Jit:
-    """The process's compiler for a target, which must be a CPU that can run here."""
+    """Return the compiler of the process for a target, a CPU that this machine
+    supports."""
     return Jit(target)
 
 
@@ -113,11 +117,11 @@ def link(
     symbols: Mapping[str, int],
     target: CpuTarget,
 ) -> Linked:
-    """Load object code into the process: LLVM does it where we do not know the format.
+    """Load object code into the process, by LLVM if the format is not that of `elf`.
 
     Args:
-        exports: Names of functions in it that will be asked for.
-        symbols: The addresses of what it refers to by name.
+        exports: The names of functions in it that callers need.
+        symbols: The addresses of the names that it refers to.
 
     Raises:
         CompileError: A symbol is missing.
@@ -128,10 +132,10 @@ def link(
 
 
 def shared_code(text: str, target: CpuTarget) -> bytes:
-    """The object code of a module that programs share; it is kept in a file.
+    """Return the object code of a module that programs share; a file caches it.
 
     Raises:
-        CompileError: The text is not valid LLVM IR; a defect of ours.
+        CompileError: The text is not valid LLVM IR, a defect of the compiler.
     """
     key = f"module {target}\n{text}"
     code = files.find(key)
@@ -142,7 +146,7 @@ def shared_code(text: str, target: CpuTarget) -> bytes:
 
 
 def _in_process(name: str) -> int:
-    """The address of a function that LLVM calls for an instruction, such as fmodf."""
+    """Return the address of a function that LLVM calls for an instruction, as fmodf."""
     try:
         return address_of(getattr(ctypes.CDLL(None), name))
     except AttributeError as error:
@@ -151,18 +155,18 @@ def _in_process(name: str) -> int:
 
 @once
 def c_symbols() -> dict[str, int]:
-    """The addresses of C's functions that generated code may call."""
+    """Return the addresses of C's functions that generated code may call."""
     library = ctypes.CDLL(None)
     return {name: address_of(getattr(library, name)) for name in (*_ALWAYS, *_ASKED)}
 
 
 def address_of(function: Any) -> int:
-    """The address of a function of a `ctypes` library."""
+    """Return the address of a function of a `ctypes` library."""
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     return address
 
 
 def always_linked() -> dict[str, int]:
-    """What LLVM may call unasked."""
+    """Return the addresses of the functions that LLVM may call on its own."""
     return {name: c_symbols()[name] for name in _ALWAYS}

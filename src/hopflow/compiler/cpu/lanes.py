@@ -1,7 +1,7 @@
-"""What vector loops and gangs share: expressions of several iterations as vectors.
+"""Vectors of several iterations of an expression, for vector loops and gangs.
 
 An index that is `coefficient * variable + offset` gives contiguous, reversed or strided
-access; any other gathers or scatters.
+access; any other index gathers or scatters.
 """
 
 from hopflow.compiler.cpu.affine import Affine
@@ -21,9 +21,9 @@ from hopflow.loop_ir.program import For
 
 
 class LaneLoop:
-    """A loop whose iterations are lanes, as expressions ask about it.
+    """A loop whose iterations are lanes, with the queries of its expressions.
 
-    width    the lanes of a vector
+    width    the number of lanes of a vector
     affine   which indices are linear in `var`
     """
 
@@ -32,51 +32,55 @@ class LaneLoop:
         self.width, self.affine = width, affine
 
     def uniform(self, expr: Expr) -> str:
-        """The scalar register of an expression that is the same in all iterations."""
+        """Return the scalar register of an expression that is uniform over the
+        iterations."""
         raise NotImplementedError
 
     def uniform_lanes(self, expr: Expr) -> str:
-        """The same in every lane."""
+        """Return a vector with a uniform expression in every lane."""
         raise NotImplementedError
 
     def row(self, buffer: Buffer, offset: Expr) -> str:
-        """The address of the element `offset` from the beginning of `buffer`."""
+        """Return the address of the element `offset` after the start of `buffer`."""
         raise NotImplementedError
 
     def has_gather(self, buffer: Buffer) -> bool:
-        """Whether the CPU gathers and scatters elements of this size."""
+        """Return whether the CPU gathers and scatters elements of this size."""
         return self.emitter.unit.target.has_masks and buffer.dtype.itemsize >= 4
 
     def has_masked_loads(self, buffer: Buffer) -> bool:
-        """Whether a load of neighbours of this size under a mask is one instruction."""
+        """Return whether the CPU loads contiguous elements of this size under a
+        mask."""
         target = self.emitter.unit.target
         return target.has_masks or (target.has("avx") and buffer.dtype.itemsize >= 4)
 
     def mask(self, position: str, stop: str) -> str:
-        """The lanes from `position` on for which there is an iteration."""
+        """Return the lanes of the iterations from `position` up to `stop`."""
         f, width = self.emitter.f, self.width
         if position.startswith("%") or stop.startswith("%"):
-            left = f.emit(f"sub i64 {stop}, {position}")
+            remaining = f.emit(f"sub i64 {stop}, {position}")
             f.module.declare("i64 @llvm.umin.i64(i64, i64)")
-            active = f.emit(f"call i64 @llvm.umin.i64(i64 {left}, i64 {width})")
-            # In lanes that fill a register: of a comparison of fewer bits LLVM 22 takes
-            # the lanes above, which are noise, for part of a narrow store's mask.
+            active = f.emit(f"call i64 @llvm.umin.i64(i64 {remaining}, i64 {width})")
+            # In lanes that fill a register: of a narrower comparison LLVM 22 takes the
+            # undefined lanes above for part of a narrow store's mask.
             lane = f"i{max(8, 128 // width)}"
             if lane != "i64":
                 active = f.emit(f"trunc i64 {active} to {lane}")
             count = broadcast(f, active, lane, width)
             steps = ", ".join(f"{lane} {k}" for k in range(width))
             return f.emit(f"icmp ugt {lanes(lane, width)} {count}, <{steps}>")
-        known = int(stop) - int(position)
-        bits = ", ".join(f"i1 {str(lane < known).lower()}" for lane in range(width))
+        lane_count = int(stop) - int(position)
+        bits = ", ".join(
+            f"i1 {str(lane < lane_count).lower()}" for lane in range(width)
+        )
         return f"<{bits}>"
 
     def unknown(self, number: str) -> str:
-        """The same number in a register of which LLVM does not know what it holds.
+        """Return the number in a register whose value LLVM cannot know.
 
-        Under a constant mask of one lane LLVM 22 makes of a store after a truncation
-        (bf16, bool, a narrower integer) one of the untruncated element, which writes
-        past the end.
+        Under a constant mask of one lane LLVM 22 turns a store after a truncation
+        (bf16, bool, a narrower integer) into a store of the untruncated element, which
+        writes past the end.
         """
         f = self.emitter.f
         slot = f.early_slot("i64", "stop", number)
@@ -84,7 +88,7 @@ class LaneLoop:
 
 
 class Lanes(Evaluator):
-    """Expressions of `width` iterations, from `position` on, as vectors.
+    """An evaluator of vectors of `width` iterations from `position` on.
 
     An expression that does not depend on the loop's variable stays a scalar, computed
     before the loop, until an operation with a vector needs it in every lane.
@@ -95,10 +99,10 @@ class Lanes(Evaluator):
         self.loop, self.position, self.mask = loop, position, mask
         self.memory = loop.emitter.memory
         self.lets: dict[Var, str] = {}
-        self.slots: dict[Var, str] = {}  # of the variables that change
+        self.slots: dict[Var, str] = {}  # of mutable variables
 
     def value(self, expr: Expr) -> str:
-        """The vector of `expr`."""
+        """Return the vector of `expr`."""
         if self.loop.affine.is_uniform(expr):
             return self.loop.uniform_lanes(expr)
         return super().value(expr)
@@ -116,7 +120,8 @@ class Lanes(Evaluator):
         return super().compute(node)
 
     def _masked_division(self, node: Expr) -> str:
-        """Divide by 1 where there is no iteration: 0 would stop the process."""
+        """Emit a division by 1 in inactive lanes: a division by 0 would stop the
+        process."""
         t = register_type(node.dtype, self.width)
         x, y = (self.memo[a] for a in node.args)
         one = splat(register_type(node.dtype), "1", self.width)
@@ -133,9 +138,9 @@ class Lanes(Evaluator):
             register = self.f.emit(f"add {t} {first}, <{steps}>")
             self.f.bounds[register] = MOST_TRIPS
             return register
-        known = self.lets.get(var)
-        if known is not None:
-            return known
+        let = self.lets.get(var)
+        if let is not None:
+            return let
         slot = self.slots[var]
         return self.f.emit(f"load {register_type(var.dtype, self.width)}, ptr {slot}")
 
@@ -163,8 +168,10 @@ class Lanes(Evaluator):
         return self._gather(buffer, self._strided(coefficient, offset), condition)
 
     def _active(self, condition: Expr | None) -> str:
-        """The lanes in which there is an iteration, and the condition of a read holds;
-        empty if that is so in all."""
+        """Return the lanes that have an iteration and satisfy the condition of a read.
+
+        It is empty if these are all lanes.
+        """
         if condition is None:
             return self.mask
         holds = self.value(condition)
@@ -174,7 +181,7 @@ class Lanes(Evaluator):
         return self.f.emit(f"and {t} {self.mask}, {holds}")
 
     def store(self, buffer: Buffer, at: Index, value: str) -> None:
-        """Store a vector, where there are iterations."""
+        """Store the active lanes of a vector."""
         form = self.loop.affine.of(self.memory.linear(buffer, at))
         bits = to_memory(self.f, value, buffer.dtype, self.width)
         if form is None:
@@ -187,7 +194,7 @@ class Lanes(Evaluator):
             self._store_each(buffer, self._each_strided(buffer, *form), bits)
 
     def _run_address(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
-        """The lowest address of `width` neighbours."""
+        """Return the lowest address of `width` contiguous elements."""
         row = self.loop.row(buffer, offset)
         element = memory_type(buffer.dtype)
         position = self.position
@@ -200,7 +207,7 @@ class Lanes(Evaluator):
     def _load_run(
         self, buffer: Buffer, offset: Expr, is_reversed: bool, condition: Expr | None
     ) -> str:
-        """Neighbours, read under a condition that is the same in all lanes."""
+        """Load contiguous elements under a condition that is uniform."""
         address = self._run_address(buffer, offset, is_reversed)
         if condition is not None:
             address = self.memory.readable(address, self.loop.uniform(condition))
@@ -215,10 +222,11 @@ class Lanes(Evaluator):
     def _load_masked(
         self, buffer: Buffer, offset: Expr, is_reversed: bool, mask: str
     ) -> str:
-        """Those of some neighbours that a mask has.
+        """Load those of some contiguous elements that a mask selects.
 
-        Where it has none, the address may be of no page of the process: the processor
-        then suppresses a fault, which takes some hundred cycles, so zeros are read.
+        If it selects none, the address may lie outside of all pages of the process. The
+        processor suppresses that fault in some hundred cycles, so zeros are read
+        instead.
         """
         address = self._run_address(buffer, offset, is_reversed)
         bits = self.f.emit(f"bitcast {lanes('i1', self.width)} {mask} to i{self.width}")
@@ -264,10 +272,10 @@ class Lanes(Evaluator):
         else:
             self.f.do(f"store {stored} {bits}, ptr {address}, align {align}{note}")
 
-    def _masked_name(self, what: str, buffer: Buffer, declaration: str) -> str:
-        """Declare a masked access; return its name."""
-        name = f"llvm.masked.{what}{overload(memory_type(buffer.dtype), self.width)}"
-        name += ".p0" if what in ("load", "store") else f".v{self.width}p0"
+    def _masked_name(self, access: str, buffer: Buffer, declaration: str) -> str:
+        """Declare a masked access, and return the name of its intrinsic."""
+        name = f"llvm.masked.{access}{overload(memory_type(buffer.dtype), self.width)}"
+        name += ".p0" if access in ("load", "store") else f".v{self.width}p0"
         mask = lanes("i1", self.width)
         self.f.module.declare(declaration % (name, mask))
         return name
@@ -279,10 +287,10 @@ class Lanes(Evaluator):
             f"shufflevector {t} {vector}, {t} poison, <{self.width} x i32> <{order}>"
         )
 
-    # --- anything but neighbours
+    # --- strided and other accesses
 
     def _strided(self, coefficient: Expr, offset: Expr) -> str:
-        """The distances `coefficient * variable + offset`."""
+        """Return the distances `coefficient * variable + offset`."""
         t = lanes("i64", self.width)
         step = self.loop.uniform_lanes(coefficient)
         base = self.loop.uniform_lanes(offset)
@@ -292,15 +300,15 @@ class Lanes(Evaluator):
     def _each_strided(
         self, buffer: Buffer, coefficient: Expr, offset: Expr
     ) -> list[str]:
-        """The addresses at these distances, each lane's from that of the one before."""
+        """Return the addresses of the lanes, each computed from the one before."""
         element, step = memory_type(buffer.dtype), self.loop.uniform(coefficient)
         distance = self.f.emit(f"mul i64 {self.position}, {step}")
-        row, found = self.loop.row(buffer, offset), list[str]()
+        row, addresses = self.loop.row(buffer, offset), list[str]()
         for _ in range(self.width):
             row = self.f.emit(f"getelementptr {element}, ptr {row}, i64 {distance}")
-            found.append(row)
+            addresses.append(row)
             distance = step
-        return found
+        return addresses
 
     def _distances(self, buffer: Buffer, at: Index) -> str:
         return self.value(self.memory.linear(buffer, at))
@@ -338,14 +346,14 @@ class Lanes(Evaluator):
         return self._load_each(buffer, self._each(addresses))
 
     def _load_each(self, buffer: Buffer, addresses: list[str]) -> str:
-        """Load each lane from an address of its own."""
+        """Load each lane from its own address."""
         stored, element = (memory_type(buffer.dtype, n) for n in (self.width, 1))
         note, _ = self.memory.notes(buffer)
         result = "poison"
         for lane, address in enumerate(addresses):
-            one = self.f.emit(f"load {element}, ptr {address}{note}")
+            value = self.f.emit(f"load {element}, ptr {address}{note}")
             result = self.f.emit(
-                f"insertelement {stored} {result}, {element} {one}, i64 {lane}"
+                f"insertelement {stored} {result}, {element} {value}, i64 {lane}"
             )
         return from_memory(self.f, result, buffer.dtype, self.width)
 
@@ -375,9 +383,9 @@ class Lanes(Evaluator):
         self._store_each(buffer, self._each(addresses), bits)
 
     def _store_each(self, buffer: Buffer, addresses: list[str], bits: str) -> None:
-        """Store each lane at an address of its own."""
+        """Store each lane to its own address."""
         stored, element = (memory_type(buffer.dtype, n) for n in (self.width, 1))
         _, note = self.memory.notes(buffer)
         for lane, address in enumerate(addresses):
-            one = self.f.emit(f"extractelement {stored} {bits}, i64 {lane}")
-            self.f.do(f"store {element} {one}, ptr {address}{note}")
+            value = self.f.emit(f"extractelement {stored} {bits}, i64 {lane}")
+            self.f.do(f"store {element} {value}, ptr {address}{note}")

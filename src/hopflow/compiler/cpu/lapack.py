@@ -1,4 +1,4 @@
-"""LAPACK's routines, each as `loop_ir.routines` says, on row-major arrays."""
+"""LAPACK's routines on row-major arrays, as `loop_ir.routines` specifies them."""
 
 import math
 from collections.abc import Callable
@@ -26,13 +26,13 @@ def define(
     module.define(name, w.f.text)
 
 
-# --- parts ----------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------
 
 
 def _each(
     w: Wrapper, shape: tuple[Expr, ...], body: Callable[[Index], list[Stmt]]
 ) -> None:
-    """Emit `body` for each index within `shape`."""
+    """Emit `body` for each index of `shape`."""
     variables = [Var(w.f.name("at"), dtypes.int64) for _ in shape]
     statements = body(tuple(e.read(var) for var in variables))
     for var, extent in reversed(list(zip(variables, shape, strict=True))):
@@ -41,7 +41,7 @@ def _each(
 
 
 def _transpose(w: Wrapper, target: Buffer, source: Buffer) -> None:
-    """`target[i, j] = source[j, i]`."""
+    """Emit `target[i, j] = source[j, i]`."""
     _each(
         w,
         target.shape,
@@ -76,7 +76,7 @@ def _copy(w: Wrapper, source: Buffer) -> Buffer:
 
 
 def _fill(w: Wrapper, *targets: Buffer) -> None:
-    """Fill arrays with NaN."""
+    """Emit code that fills arrays with NaN."""
     for target in targets:
         nan = e.const(math.nan, target.dtype)
         _each(w, target.shape, partial(_store, target, nan))
@@ -89,9 +89,9 @@ def _store(target: Buffer, value: Expr, at: Index) -> list[Stmt]:
 def _need_finite(
     w: Wrapper, a: Buffer, results: tuple[Buffer, ...], *, lower: bool = False
 ) -> None:
-    """If `a` (or its lower half) is not finite, fill `results` with NaN and return 0.
+    """If `a`, or its lower half, is not finite, fill `results` with NaN and return 0.
 
-    Some versions of LAPACK iterate for ever on an infinity.
+    Some versions of LAPACK do not terminate on an infinity.
     """
     finite = Var(w.f.name("finite"), dtypes.bool_)
     limit = e.const(math.inf, a.dtype)
@@ -108,19 +108,19 @@ def _need_finite(
 
 
 class _Info:
-    """The INFO argument of a call."""
+    """The INFO argument of LAPACK calls."""
 
     def __init__(self, w: Wrapper) -> None:
         self.w, self.slot = w, w.f.slot("i32", "info")
 
     def check(self) -> None:
-        """Return it, if it is not 0."""
+        """Return INFO from the function if it is not 0."""
         value = self.w.f.emit(f"load i32, ptr {self.slot}")
         status = self.w.f.emit(f"sext i32 {value} to i64")
         self.w.status(status, self.w.f.emit(f"icmp ne i64 {status}, 0"))
 
     def otherwise(self, fill: Callable[[], None]) -> None:
-        """If it is not 0, there is no answer: `fill` the results and return 0."""
+        """If INFO is not 0, there is no result: `fill` the results and return 0."""
         value = self.w.f.emit(f"load i32, ptr {self.slot}")
         self.w.when(self.w.f.emit(f"icmp ne i32 {value}, 0"), fill)
 
@@ -134,11 +134,11 @@ def _with_workspace(
     after: tuple[str, ...] = (),
     results: tuple[Buffer, ...] = (),
 ) -> None:
-    """Call a function that says how large a workspace it wants. Its last arguments are
-    `work, lwork`, then `iwork, liwork` if `integers`, then `after` and INFO.
+    """Call a function that first tells the size of its workspace.
 
-    If INFO is not 0, fill `results` with NaN and return 0; without `results`, return
-    INFO.
+    Its last arguments are `work, lwork`, then `iwork, liwork` if `integers`, then
+    `after` and INFO. If INFO is not 0, fill `results` with NaN and return 0; without
+    `results`, return INFO.
     """
     f, info = w.f, _Info(w)
     answer = w.number(0)
@@ -150,20 +150,20 @@ def _with_workspace(
     info.check()
     t = "float" if w.dtype is dtypes.float32 else "double"
     size = Var(f.name("lwork"), dtypes.int64)
-    wanted = f.emit(f"load {t}, ptr {answer}")
-    # A float32 cannot hold every size: what is a little too small is rounded up.
+    optimal = f.emit(f"load {t}, ptr {answer}")
+    # A float32 cannot represent every size, and may be a little too small.
     w.emitter.values.constants[size] = f.emit(
-        f"add i64 {f.emit(f'fptosi {t} {wanted} to i64')}, 16"
+        f"add i64 {f.emit(f'fptosi {t} {optimal} to i64')}, 16"
     )
     work = w.scratch("work", w.dtype, e.read(size))
-    given = [w.pointer(work), w.integer(e.read(size))]
+    workspace = [w.pointer(work), w.integer(e.read(size))]
     if integers:
         count = Var(f.name("liwork"), dtypes.int64)
         short = f.emit(f"load i32, ptr {integer_answer}")
         w.emitter.values.constants[count] = f.emit(f"sext i32 {short} to i64")
         iwork = w.scratch("iwork", dtypes.int32, e.read(count))
-        given += [w.pointer(iwork), w.integer(e.read(count))]
-    w.call(name, *arguments, *given, *after, info.slot)
+        workspace += [w.pointer(iwork), w.integer(e.read(count))]
+    w.call(name, *arguments, *workspace, *after, info.slot)
     if results:
         info.otherwise(lambda: _fill(w, *results))
     else:
@@ -276,12 +276,14 @@ def _qr(w: Wrapper) -> None:
     zero = e.const(0, w.dtype)
 
     def upper(at: Index) -> list[Stmt]:
-        kept = e.binary("and", e.compare("le", at[0], at[1]), e.compare("lt", at[0], k))
-        return [If(kept, [Store(r, at, e.load(copy, at))], [Store(r, at, zero)])]
+        is_inside = e.binary(
+            "and", e.compare("le", at[0], at[1]), e.compare("lt", at[0], k)
+        )
+        return [If(is_inside, [Store(r, at, e.load(copy, at))], [Store(r, at, zero)])]
 
     def reflectors(at: Index) -> list[Stmt]:
-        kept = e.compare("lt", at[1], k)
-        return [If(kept, [Store(q, at, e.load(copy, at))], [Store(q, at, zero)])]
+        is_inside = e.compare("lt", at[1], k)
+        return [If(is_inside, [Store(q, at, e.load(copy, at))], [Store(q, at, zero)])]
 
     _each(w, r.shape, upper)
     _each(w, q.shape, reflectors)
@@ -332,7 +334,7 @@ def _call_syevd(w: Wrapper, job: str, matrix: Buffer, *results: Buffer) -> None:
 
 
 def _gesdd(w: Wrapper) -> None:
-    """With `u` and `vt`, which change places (see `loop_ir.routines`), or without."""
+    """With `u` and `vt`, which are swapped (see `loop_ir.routines`), or without."""
     a, s = w.buffers["a"], w.buffers["s"]
     m, n = w.scalars["m"], w.scalars["n"]
     outputs = [w.buffers[name] for name in ("vt", "u") if name in w.buffers]
@@ -360,7 +362,8 @@ def _gesdd(w: Wrapper) -> None:
 
 
 def _identities_if_empty(w: Wrapper, a: Buffer, outputs: list[Buffer]) -> None:
-    """Of a matrix without elements, any orthogonal `u` and `vt` do."""
+    """If the matrix is empty, store identities, since any orthogonal `u` and `vt`
+    do."""
     one, zero = e.const(1, w.dtype), e.const(0, w.dtype)
     count = e.mul(*a.shape)
 

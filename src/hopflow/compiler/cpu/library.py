@@ -1,4 +1,5 @@
-"""Functions that programs share: library routines, and far ranges of mathematical ones.
+"""Functions that programs share: routines, and mathematical functions of large
+arguments.
 
 Each is compiled when a program first needs it, once in a process, and stays.
 """
@@ -20,7 +21,8 @@ from hopflow.loop_ir.routines import ROUTINES
 
 
 def address(name: str, target: CpuTarget) -> int:
-    """The address of `hf_<routine>_<dtype>`, or of `hf_far_<function>_<dtype>`."""
+    """Return the address of `hf_<routine>_<dtype>`, or of
+    `hf_far_<function>_<dtype>`."""
     return _compiled(name, target)[name]
 
 

@@ -1,4 +1,4 @@
-"""Buffers of a program on the CPU: its parameters, and those in its arena."""
+"""The memory of programs on the CPU: parameters, and buffers in the arena."""
 
 from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.llvm.module import Function
@@ -6,34 +6,36 @@ from hopflow.loop_ir.expr import Buffer
 
 
 class ProgramMemory(Memory):
-    """The addresses of a program's buffers, within one function that has its block.
+    """The addresses of a program's buffers, in one function that has the program's
+    block.
 
-    Where a parameter begins is a word of the block; what is in the arena begins so many
-    bytes behind it. Both are the same in all functions of the program: the root of a
-    buffer says which.
+    A parameter starts at the address in a word of the block; a buffer of the arena
+    starts at an offset from it. The root of a buffer, the word and the offset, is the
+    same in all functions of the program.
     """
 
     def __init__(self, f: Function) -> None:
         super().__init__(f)
         self._roots: dict[Buffer, tuple[int, int]] = {}
-        self.arena = ""  # the register that holds where it begins
+        self.arena = ""  # the register with the start of the arena
         self._arena_slot = ""
-        self.starts: list[str] = []  # lines, before the first statement
+        self.starts: list[str] = []  # lines before the first statement
 
     def place_by_root(self, buffer: Buffer, root: tuple[int, int]) -> None:
-        """Say that `buffer` begins where `root` of another function's memory says."""
+        """Set the start of `buffer` to `root`, of another function's memory."""
         self._roots[buffer] = root
 
     def place_by_word(self, buffer: Buffer, word: int) -> None:
-        """Say that `buffer` begins where this word of the program's block says."""
+        """Set the start of `buffer` to the address in this word of the program's
+        block."""
         self._roots[buffer] = word, 0
 
     def place_in_arena(self, buffer: Buffer, offset: int) -> None:
-        """Say that `buffer` begins so many bytes behind `arena`."""
+        """Set the start of `buffer` to `offset` bytes after `arena`."""
         self._roots[buffer] = -1, offset
 
-    def _found(self, buffer: Buffer) -> str:
-        """The register that holds the beginning of a buffer with a root, found here."""
+    def _computed(self, buffer: Buffer) -> str:
+        """Emit the start of a buffer with a root, and return its register."""
         word, offset = self._roots[buffer]
         if word < 0:
             return self.f.emit(f"getelementptr i8, ptr {self.arena}, i64 {offset}")
@@ -41,13 +43,17 @@ class ProgramMemory(Memory):
         return self.f.emit(f"load ptr, ptr {at}")
 
     def root(self, buffer: Buffer) -> tuple[int, int] | None:
-        """From where `buffer` begins, if it is so for the whole program: a word of the
-        block or -1, which is the arena; and the bytes from there."""
+        """Return the root of `buffer`, if its start is the same in the whole program.
+
+        It is a word of the block, or -1 for the arena, and the offset in bytes.
+        """
         return self._roots.get(buffer)
 
     def start_of(self, word: str) -> str:
-        """The address that the word of the block holds whose number is in a register,
-        or the arena's for -1."""
+        """Return the address in the word of the block whose number is in a register.
+
+        For -1 it is the start of the arena.
+        """
         if self.arena and not self._arena_slot:
             self._arena_slot = self.f.slot("ptr", "arena.base")
         at = self.f.emit(f"getelementptr i64, ptr %block, i64 {word}")
@@ -60,11 +66,14 @@ class ProgramMemory(Memory):
 
     def pointer(self, buffer: Buffer) -> str:
         if buffer in self._roots and buffer not in self._pointers:
-            with self.f.hoisted(self.starts):  # most are given to calls alone
-                self.place(buffer, self._found(buffer))
+            with self.f.hoisted(self.starts):  # most are arguments of calls only
+                self.place(buffer, self._computed(buffer))
         return super().pointer(buffer)
 
     def pointer_again(self, buffer: Buffer) -> str:
-        """The same, found here anew: a register that many calls stand between would be
-        kept on the stack meanwhile, which costs LLVM more time than all calls do."""
-        return self._found(buffer) if buffer in self._roots else self.pointer(buffer)
+        """Return the start of a buffer in a new register.
+
+        A register that lives across many calls is spilled to the stack, which takes
+        LLVM more time than all calls do.
+        """
+        return self._computed(buffer) if buffer in self._roots else self.pointer(buffer)

@@ -1,14 +1,15 @@
-"""Loops over threads: their bodies as functions of their own, and who calls them.
+"""Loops over threads: their bodies as functions, and the native code that runs them.
 
-Such a loop is a function of a range of its iterations. It gets in an array of words
-what it reads of the program around it: variables, and where buffers begin.
+Such a loop becomes a function of a range of iterations. An array of words passes it the
+variables and the buffers of the enclosing program that it reads.
 
-`hf_parallel` runs it. The thread that calls it takes the first iterations itself, and
-starts others only when that has taken as long as to start them several times over: a
-short loop costs no more than a call. Each takes the next few iterations until there are
-none, so many that it comes back now and then. The results do not depend on who took
-which. A trap ends the loop as it would serially: what is reported is that of the lowest
-iteration. Only the first thread looks for Ctrl-C; the others look at its flag.
+`hf_parallel` runs it. The calling thread begins with the first iterations, and starts
+other threads only after several times the time that it takes to start them: a short
+loop costs no more than a call. Each thread repeatedly takes a stretch of iterations,
+short enough that it returns now and then. The results do not depend on the assignment
+of iterations to threads. A trap ends the loop as it does serially: the one of the
+lowest iteration is reported. Only the first thread polls for Ctrl-C; the others read
+its flag.
 """
 
 from typing import Final
@@ -32,30 +33,30 @@ from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.program import For, Swap
 
 MOST: Final = 64
-"""Threads at most."""
+"""The largest number of threads."""
 START: Final = 500_000
-"""Nanoseconds after which other threads are started. That takes but 20,000; but where
-other programs want the processors too, one that waits for its turn costs millions."""
+"""Nanoseconds after which other threads are started. To start them takes 20,000, but a
+thread that waits for a busy processor costs millions."""
 SHORT: Final = 10_000
-"""A stretch of iterations is twice as long after one that took less nanoseconds ..."""
+"""After a stretch that took fewer nanoseconds, the next is twice as long."""
 LONG: Final = 100_000
-"""... and half as long after one that took more."""
+"""After a stretch that took more nanoseconds, the next is half as long."""
 
 
 def emit(emitter: CpuEmitter, s: For) -> None:
-    """Emit a call of `hf_parallel`, and the function of the loop."""
+    """Emit the function of a loop, and the call of `hf_parallel` with it."""
     f = emitter.f
     private = emitter.private[s]
     variables, named = captured(s.body, [s.var])
     buffers = [b for b in named if b not in private]
-    given = Cells()
+    captures = Cells()
     for var in variables:
-        given.add(register_type(var.dtype), emitter.values.value(e.read(var)))
+        captures.add(register_type(var.dtype), emitter.values.value(e.read(var)))
     for buffer in buffers:
-        given.add("ptr", emitter.memory.pointer(buffer))
-    given.add("i64", emitter.first_site or "0")
-    cells = given.stored(f)
-    name = _define(emitter, s, given, variables, buffers)
+        captures.add("ptr", emitter.memory.pointer(buffer))
+    captures.add("i64", emitter.first_site or "0")
+    cells = captures.stored(f)
+    name = _define(emitter, s, captures, variables, buffers)
     extent = emitter.values.value(s.extent)
     f.module.external("i64 @hf_parallel(ptr, ptr, ptr, i64)", "nounwind")
     status = f.emit(
@@ -73,11 +74,11 @@ def emit(emitter: CpuEmitter, s: For) -> None:
 def _define(
     emitter: CpuEmitter,
     s: For,
-    given: Cells,
+    captures: Cells,
     variables: list[Var],
     buffers: list[Buffer],
 ) -> str:
-    """Define the function of the iterations from `%begin` to `%end` (one or more)."""
+    """Define the function of the iterations from `%begin` to `%end`, at least one."""
     outer = emitter.f
     name = outer.module.fresh("part")
     f = Function(
@@ -85,13 +86,13 @@ def _define(
         f"internal i64 @{name}(ptr %block, ptr %cells, i64 %begin, i64 %end)",
         HOT,
     )
-    inner = emitter.within(f, ProgramMemory.of(f, emitter.memory))
+    inner = emitter.for_function(f, ProgramMemory.of(f, emitter.memory))
     for k, var in enumerate(variables):
-        inner.values.constants[var] = given.loaded(f, k)
+        inner.values.constants[var] = captures.loaded(f, k)
     for k, buffer in enumerate(buffers, start=len(variables)):
-        inner.memory.place(buffer, given.loaded(f, k))
+        inner.memory.place(buffer, captures.loaded(f, k))
     if emitter.first_site:
-        inner.first_site = given.loaded(f, len(variables) + len(buffers))
+        inner.first_site = captures.loaded(f, len(variables) + len(buffers))
     slots = _allocate(inner, s, emitter.private[s])
     f.branch("first")
     f.start("first")
@@ -111,7 +112,7 @@ def _define(
 
 
 def _allocate(inner: CpuEmitter, s: For, private: list[Buffer]) -> list[str]:
-    """Find memory for what no other thread knows; slots of what is to be freed."""
+    """Allocate the memory that is private to a thread; return the slots to free."""
     f, memory = inner.f, inner.memory
     swapped = {
         b for t in walk.statements(s.body) if isinstance(t, Swap) for b in (t.a, t.b)
@@ -128,20 +129,20 @@ def _allocate(inner: CpuEmitter, s: For, private: list[Buffer]) -> list[str]:
     return slots
 
 
-# --- who runs it ----------------------------------------------------------------------
+# --- the native code ------------------------------------------------------------------
 
-# Words of a job, which all threads share. At the end, for each thread: where the
-# stretch began that failed, its status, and the two values of a trap.
+# Words of a job, which all threads share. At the end, for each thread: the start of the
+# stretch that failed, its status, and the two values of a trap.
 (
     _FUNCTION,
     _CELLS,
     _EXTENT,
-    _NEXT,  # the first iteration that nobody has taken
+    _NEXT,  # the first iteration that no thread has taken
     _STOP,  # whether there was an interrupt
-    _FAILED,  # where the first stretch began that failed
-    _RUNNING,  # threads besides the first
-    _STARTED,  # as many have ever run
-    _BEGAN,  # when; `NEVER` once others were started
+    _FAILED,  # the start of the first stretch that failed
+    _RUNNING,  # the number of running threads besides the first
+    _STARTED,  # the number of threads ever started
+    _BEGAN,  # the start time; `NEVER` once others were started
 ) = range(9)
 _REPORTS: Final = 9
 NEVER: Final = 2**63 - 1
@@ -149,7 +150,7 @@ _WORDS: Final = _REPORTS + 4 * MOST
 
 
 def _words(*words: int) -> str:
-    """The addresses of words of `%job`, as `%job.0` and so on."""
+    """Return lines with the addresses of words of `%job`, as `%job.0` and so on."""
     return "\n".join(
         f"  %job.{k} = getelementptr i64, ptr %job, i64 {k}" for k in words
     )

@@ -1,7 +1,7 @@
 """Calls of library routines (`loop_ir.routines`).
 
 A routine is `i64 @hf_<name>_<dtype>(arrays, scalars, flags)`, which returns the status.
-Its code is elsewhere: see `hopflow.compiler.cpu.library`.
+`hopflow.compiler.cpu.library` compiles its code.
 """
 
 from hopflow import dtypes
@@ -15,7 +15,7 @@ from hopflow.loop_ir.routines import ROUTINES
 
 
 def emit(emitter: CpuEmitter, s: Call) -> None:
-    """Emit a call, and the trap that its failure is."""
+    """Emit a call, and the trap if it fails."""
     f, values, memory = emitter.f, emitter.values, emitter.memory
     routine = ROUTINES[s.routine]
     arguments = []
@@ -42,7 +42,7 @@ def emit(emitter: CpuEmitter, s: Call) -> None:
 
 
 def _cost(name: str, scalars: list[Expr]) -> Cost:
-    """About the time of a routine: cubic for all but sorting."""
+    """Return about the time of a routine: cubic for all but sorting."""
     work, sorts = e.index(64), name in ("argsort", "top_order")
     scalars = scalars[:1] if sorts else scalars
     if not sorts:

@@ -1,12 +1,12 @@
-"""Calling native programs from Python.
+"""Native programs as functions of Python.
 
-A `Kernel` owns a program's code. What Python calls is a builtin function whose `self`
-keeps the code alive; the function itself is the entry that all programs share.
+A `Kernel` owns a program's code. Python calls a builtin function whose `self` keeps the
+code alive; its C function is the entry that all programs share.
 """
 
 import ctypes
 import io
-import pickle  # noqa: TID251  # what it reads stands beside machine code
+import pickle  # noqa: TID251  # unpickled files hold machine code anyway
 import struct
 import threading
 from collections.abc import Callable
@@ -44,11 +44,11 @@ Trapped: TypeAlias = tuple[int, int, int]
 """The site of a trap, and the two values reported with it (0 where there is none)."""
 
 _METH_FASTCALL: Final = 0x80
-# What linking takes for any kernel: its pages, and the linker's and our own tables. The
-# resident memory of a process that compiles small kernels grows by so much for each.
+# The memory of linking a kernel: pages, tables of the linker and of Python. The
+# resident memory of a process that compiles small kernels grows by this for each.
 _LINKED_BYTES: Final = 3 << 14
 _STUBS: Final = ("hf_poll", "hf_release", "hf_call", "hf_tick", "hf_parallel")
-"""What programs may call of the code that all share."""
+"""The functions of the shared code that programs may call."""
 
 
 class _MethodDef(ctypes.Structure):
@@ -63,18 +63,20 @@ class _MethodDef(ctypes.Structure):
 
 
 class _Code(bytes):
-    """The `self` of a native function: what the shared entry reads, as bytes, and all
-    that must live as long as the function does."""
+    """The `self` of a native function: the words that the shared entry reads, as bytes.
+
+    It holds references to all that must live as long as the function does.
+    """
 
     loaded: "_Loaded"
     host: "Callable[[int, int, int], None]"
 
 
 class _Loaded(NamedTuple):
-    """A linked program: what its functions share, and keep alive.
+    """A linked program, which its functions share and keep alive.
 
-    entry   the address of its code, and how many parameters it takes
-    table   what its parameters must be, which the shared entry compares
+    entry   the address of its code, and its number of parameters
+    table   the expected arguments, which the shared entry checks
     """
 
     library: Linked
@@ -85,19 +87,20 @@ class _Loaded(NamedTuple):
 
 
 Host: TypeAlias = Callable[[int, int], None]
-"""What is called for a `HostCall`: (site, the address of words: see `host_calls`)."""
+"""The function for a `HostCall`: it takes the site, and the address of words in the
+layout of `host_calls`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectCode:
-    """A compiled program that is not linked yet: it may be kept in a file.
+    """A compiled program that is not linked yet, and can be stored in a file.
 
     entry       the name of its function
     code        the object file
-    symbols     the names that the linker must be given
-    constants   those of them that are data of the program
-    guarded     whether its memory is to lie between closed pages
-    text_bytes  how long the LLVM IR was
+    symbols     the names whose addresses the linker needs
+    constants   the data of the program among these names
+    guarded     whether its memory lies between guard pages
+    text_bytes  the length of its LLVM IR
     """
 
     interface: Interface
@@ -109,21 +112,25 @@ class ObjectCode:
     text_bytes: int
 
     def to_bytes(self) -> bytes:
+        """Return the object code as bytes, for `from_bytes`."""
         stream = io.BytesIO()
         _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(self)
         return stream.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ObjectCode":
-        """What `to_bytes` gave, in this or another process. Whoever made the bytes can
-        have any code run: see `compiler.files`."""
+        """Return the object code of `to_bytes`, of this or another process.
+
+        The bytes must come from a trusted source, as they can run any code: see
+        `compiler.files`.
+        """
         code = pickle.loads(data)
         assert isinstance(code, cls)
         return code
 
 
 class _Pickler(pickle.Pickler):
-    """Writes symbols without the environment that they were made in."""
+    """A pickler of symbols without the environment that created them."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Symbol):
@@ -135,40 +142,41 @@ class Kernel:
     """A compiled program.
 
     `kernel(*args)` takes the sizes, then the inputs and the outputs: dense NumPy
-    arrays, or the addresses of their data. (For an output whose size only the run knows
-    it is words, as `owned` reads them.) It returns None, or a `Trapped` if the
-    program stopped at a `Trap`. It may be called from several threads at once.
+    arrays, or the addresses of their data. (For an output whose size is known only at
+    runtime it takes words, as `owned` reads them.) It returns None, or a `Trapped` if
+    the program stopped at a `Trap`. Several threads may call it at once.
 
-    interface  what it takes and gives, and where it may stop
+    interface  the parameters, the results and the sites where it may stop
     code       its object file
-    compared   whether the results of a call were compared with the graph interpreter's
-    free       frees the memory of an output that the program made, by its address
+    compared   whether a call was compared with the graph interpreter
+    free       frees the memory of an output that the program allocated, by its address
     nbytes     about how much memory it takes
 
     Raises on a call:
-        BoundsError: An array is not of the dtype, the extents and the layout that the
-            program has been compiled for. Nothing has been read or written then.
+        BoundsError: An array has not the dtype, the extents or the layout that the
+            program was compiled for. Nothing has been read or written.
         KeyboardInterrupt: Ctrl-C, or `interrupt`.
-        MemoryError: There was no room for temporaries.
+        MemoryError: There is no memory for temporaries.
     """
 
     def __init__(self, native: ObjectCode, target: CpuTarget) -> None:
-        """Link a program that was compiled for `target`, a CPU that can run here."""
+        """Link a program that was compiled for `target`, which this machine must
+        support."""
         self.interface, self.target, self.code = native.interface, target, native.code
         self.compared = False
         self._guarded = native.guarded
         self._loaded = _load(native, target)
         data = sum(constant.nbytes for constant in self._loaded.data)
-        # The interface takes less than half as much memory as the text did.
+        # The interface takes less than half of the memory of the text.
         size = 2 * len(self.code) + native.text_bytes // 2 + data
         self.nbytes = _LINKED_BYTES + size
         self.free = guarded.free(target) if native.guarded else _free()
         self.call = self.calling(_no_host)
 
     def calling(self, host: Host) -> Callable[..., Trapped | None]:
-        """The program, where it calls Python with `host` for it.
+        """Return the program as a function that calls `host` for its calls of Python.
 
-        An error that `host` raises ends the program, and is raised by the call.
+        An error that `host` raises ends the program, and the call raises it.
         """
 
         def call(site: int, words: int, epoch: int) -> None:
@@ -219,22 +227,22 @@ def _emitted(program: Program, target: CpuTarget) -> Emission:
 
 
 def llvm_ir(program: Program, target: CpuTarget) -> str:
-    """The LLVM IR of a program as we emit it."""
+    """Return the LLVM IR of a program before LLVM's passes."""
     return _emitted(program, target).text
 
 
 def optimised_llvm_ir(program: Program, target: CpuTarget) -> str:
-    """The LLVM IR of a program after LLVM's passes."""
+    """Return the LLVM IR of a program after LLVM's passes."""
     return jit(target).optimised(llvm_ir(program, target))
 
 
 def assembly(program: Program, target: CpuTarget) -> str:
-    """The machine code of a program, as assembly."""
+    """Return the machine code of a program as assembly."""
     return jit(target).assembly(llvm_ir(program, target))
 
 
 def _load(native: ObjectCode, target: CpuTarget) -> _Loaded:
-    """Link object code; its constants lie between closed pages if that is wanted."""
+    """Link object code, with constants between guard pages if it is guarded."""
     interface, constants = native.interface, native.constants
     if native.guarded:
         constants = {n: guarded.copied(data, target) for n, data in constants.items()}
@@ -256,7 +264,7 @@ def _load(native: ObjectCode, target: CpuTarget) -> _Loaded:
 
 
 def _expected(program: Interface) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """The table of what the parameters of a program must be; see `stubs`."""
+    """Return the table of the expected arguments of a program; see `stubs`."""
     word = {var: ~k for k, var in enumerate(program.sizes)}
 
     def coded(value: Expr) -> int:
@@ -316,7 +324,7 @@ def _new_function(*args: Any) -> Any:
 
 @once
 def _stubs(target: CpuTarget) -> Linked:
-    """The code that all programs share, compiled once for a target."""
+    """Return the code that all programs share, compiled once for a target."""
     symbols = {name: address_of(getattr(ctypes.pythonapi, name)) for name in PYTHON}
     symbols["Py_None"] = id(None)
     symbols["hf_poll_callable"] = id(_poll)
@@ -333,16 +341,16 @@ def _stubs(target: CpuTarget) -> Linked:
 # --- interrupts -----------------------------------------------------------------------
 
 
-_epoch = ctypes.c_int64(0)  # how often `interrupt` was called
-_requests: dict[int | None, int] = {}  # thread (None: any) -> epoch of the last request
+_epoch = ctypes.c_int64(0)  # the number of calls of `interrupt`
+_requests: dict[int | None, int] = {}  # thread (None: all) -> epoch of its last request
 _requests_lock = threading.Lock()
 
 
 def interrupt(thread_id: int | None = None) -> None:
-    """Stop compiled programs that run now in other threads: `KeyboardInterrupt` there.
+    """Stop compiled programs that run in other threads: they raise `KeyboardInterrupt`.
 
-    It takes effect within about 0.1 s. A thread that runs no compiled program does not
-    notice, nor does a program that starts later.
+    It takes effect within about 0.1 s. It does not affect threads that run no compiled
+    program, nor programs that start later.
 
     Args:
         thread_id: `Thread.ident` of the thread to stop; None stops all.
@@ -361,7 +369,7 @@ def interrupt(thread_id: int | None = None) -> None:
 
 
 def _poll(epoch: int) -> None:
-    """Called now and then, with the GIL, by a program that began in `epoch`."""
+    """Raise if a program that began in `epoch` is to stop; called with the GIL."""
     if _epoch.value == epoch:
         return
     for thread in (None, threading.get_ident()):

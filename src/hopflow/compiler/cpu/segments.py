@@ -2,14 +2,14 @@
 
 LLVM's register allocator takes time quadratic in the length of a function: of 6,000
 operations in one function it took nine tenths of the time to compile. A long body is
-therefore divided into segments of about `LENGTH` statements, each a function of its
-own. A segment gets the variables and buffers that it names as arguments; a variable of
-a segment that later ones read too has a stack slot of the function around.
+therefore divided into segments of about `LENGTH` statements, each a function. The
+arguments of a segment are the variables and buffers that it names; a variable of a
+segment that later ones read has a stack slot of the enclosing function.
 
-Loops of one form, as of a chain of a thousand products of matrices, are one segment
-that is called for each, with what stands before them: LLVM compiles it once.
+Loops of the same form, as in a chain of a thousand products of matrices, share one
+segment with the statements before them: LLVM compiles it once.
 
-Statements that find memory or let buffers change their places remain in that function.
+Statements that allocate memory or swap buffers remain in the enclosing function.
 """
 
 from collections import Counter
@@ -33,44 +33,44 @@ from hopflow.loop_ir.forms import Form
 from hopflow.loop_ir.program import Allocate, Declare, For, Let, Stmt, Swap, While
 
 LENGTH: Final = 1024
-"""Statements of a segment, at any depth: some 3,000 instructions."""
+"""The statements of a segment, at any depth: some 3,000 instructions."""
 _SHORT: Final = 8
-"""Instructions of a statement; one of more counts for so many statements more."""
+"""The instructions that count as one statement."""
 MOST_BUFFERS: Final = 64
-"""Buffers that a segment names: the address of each is in a register from its start."""
+"""The most buffers of a segment, each of whose addresses takes a register."""
 _LOOP: Final = 16
-"""A loop counts for so many more."""
+"""The length that a loop adds."""
 _CALL: Final = 4
-"""The length of a call, beside what it passes."""
+"""The length of a call without its arguments."""
 _REPEATED: Final = 4
-"""Loops of one form are one segment if there are so many."""
+"""From this number on, loops of one form share a segment."""
 
 
 def is_long(statements: Sequence[Stmt], lengths: dict[Stmt, int]) -> bool:
-    """Whether a body is to be divided.
+    """Return whether a body is to be divided.
 
-    One that is long by a single statement is not: that is divided within. So the levels
-    of a deep nest are no segments.
+    A body that is long by a single statement is not, since the body of that statement
+    is divided. Therefore the levels of a deep nest are no segments.
 
     Args:
-        lengths: Those of statements that are known; others are added.
+        lengths: The lengths of statements, which this function adds to.
     """
     length = 0
     for statement in statements:
-        # No more of it is walked than counts, however much is on the levels below.
-        within = 0
+        # The walk stops at LENGTH, however much is on the levels below.
+        size = 0
         for inner in walk.statements([statement]):
-            within += _length(inner, lengths)
-            if within >= LENGTH:
+            size += _length(inner, lengths)
+            if size >= LENGTH:
                 break
-        length += min(within, LENGTH)
+        length += min(size, LENGTH)
         if length > 2 * LENGTH:
             return True
     return False
 
 
 class _Run(NamedTuple):
-    """A statement; or a loop with those before it, of a form that is repeated."""
+    """A statement; or a loop and the statements before it, if its form is repeated."""
 
     statements: list[Stmt]
     form: Form | None = None
@@ -84,9 +84,9 @@ def emit(emitter: CpuEmitter, statements: Sequence[Stmt]) -> None:
 class _Body:
     """A long body.
 
-    captures    the variables and buffers that each run takes from around it
-    last_read   by variable, the number of the run that reads it last
-    known       segments that are called for all runs of one form
+    captures    the variables and buffers that each run captures
+    last_read   by variable, the number of the last run that reads it
+    segments    the segment of each form, which all its runs call
     """
 
     def __init__(self, statements: Sequence[Stmt]) -> None:
@@ -95,7 +95,7 @@ class _Body:
         self.last_read = {
             var: k for k, (read, _) in enumerate(self.captures) for var in read
         }
-        self.known: dict[Hashable, _Segment] = {}
+        self.segments: dict[Hashable, _Segment] = {}
 
     def emit(self, emitter: CpuEmitter) -> None:
         first = 0
@@ -112,7 +112,7 @@ class _Body:
             first = last
 
     def emit_runs(self, emitter: CpuEmitter, first: int, last: int) -> None:
-        """Emit runs: those of a repeated form by calls, the others as they are."""
+        """Emit runs, those of a repeated form as calls."""
         numbered = enumerate(self.runs[first:last], first)
         for has_form, runs in groupby(numbered, lambda run: run[1].form is not None):
             if not has_form:
@@ -120,30 +120,30 @@ class _Body:
                 continue
             for k, (statements, form) in runs:
                 segment = self.segment(emitter, k, k + 1, form)
-                known = self.known.setdefault(segment.key(), segment)
-                if known is segment:
+                defined = self.segments.setdefault(segment.key(), segment)
+                if defined is segment:
                     segment.define(
                         partial(type(emitter).straight, statements=statements)
                     )
-                segment.call(known)
+                segment.call(defined)
 
     def segment(
         self, emitter: CpuEmitter, first: int, stop: int, form: Form | None = None
     ) -> "_Segment":
-        """A segment of runs."""
+        """Return the segment of some runs."""
         runs, captures = self.runs[first:stop], self.captures[first:stop]
         statements = chain(*(run.statements for run in runs))
         defined = {s.var: None for s in statements if isinstance(s, Let | Declare)}
         shared = [var for var in defined if self.last_read.get(var, 0) >= stop]
         variables, buffers = (
-            dict.fromkeys(chain(*those)) for those in zip(*captures, strict=True)
+            dict.fromkeys(chain(*names)) for names in zip(*captures, strict=True)
         )
         taken = [var for var in variables if var not in defined]
         return _Segment(emitter, taken, list(buffers), shared, form)
 
 
 def _runs(statements: Sequence[Stmt]) -> Iterator[_Run]:
-    """The statements, those of one form together."""
+    """Yield the statements as runs: one for each loop of a repeated form."""
     loops = list(_loops(statements))
     counts = Counter(form.key for _, form in loops if form)
     for run, form in loops:
@@ -154,8 +154,10 @@ def _runs(statements: Sequence[Stmt]) -> Iterator[_Run]:
 
 
 def _loops(statements: Sequence[Stmt]) -> Iterator[_Run]:
-    """Each loop with the statements since the one before, and its form if there can be
-    others like it."""
+    """Yield each loop with the statements since the one before.
+
+    The form is None if no other run can have it.
+    """
     run: list[Stmt] = []
     for statement in statements:
         run.append(statement)
@@ -168,31 +170,33 @@ def _loops(statements: Sequence[Stmt]) -> Iterator[_Run]:
 
 
 def _groups(runs: Sequence[_Run], lengths: dict[Stmt, int]) -> Iterator[list[_Run]]:
-    """The runs in groups: of about `LENGTH`, or of those that stay."""
+    """Yield the runs in groups of about `LENGTH`, or of runs that stay."""
     group: list[_Run] = []
     length, stayed = 0, False
     buffers: set[Buffer] = set()
     for run in runs:
         stays, named = _stays(run), set[Buffer]()
         if run.form:
-            more = _CALL + len(run.form.buffers) + len(run.form.variables)
+            added = _CALL + len(run.form.buffers) + len(run.form.variables)
         else:
-            within = walk.statements(run.statements)
-            more = sum([_length(s, lengths) for s in within])
+            statements = walk.statements(run.statements)
+            added = sum([_length(s, lengths) for s in statements])
             named = set(chain(*map(walk.buffers, run.statements)))
-        is_full = length + more > LENGTH or len(buffers | named) > MOST_BUFFERS
+        is_full = length + added > LENGTH or len(buffers | named) > MOST_BUFFERS
         if group and (is_full or stays != stayed):
             yield group
             group, length, buffers = [], 0, set()
         group.append(run)
-        length, stayed = length + more, stays
+        length, stayed = length + added, stays
         buffers |= named
     yield group
 
 
 def _length(statement: Stmt, lengths: dict[Stmt, int]) -> int:
-    """About how much code a statement comes to, without what is in it; a vector loop
-    has a tail and checks."""
+    """Return about how much code a statement becomes, without the statements in it.
+
+    A vector loop has a tail and checks.
+    """
     if statement not in lengths:
         work = sum(map(weight, walk.nodes(*walk.expressions(statement))))
         loop = _LOOP if isinstance(statement, For | While) else 0
@@ -201,7 +205,7 @@ def _length(statement: Stmt, lengths: dict[Stmt, int]) -> int:
 
 
 def _stays(run: _Run) -> bool:
-    """Whether statements find memory, or let buffers change their places."""
+    """Return whether statements allocate memory or swap buffers."""
     moves = (isinstance(s, Allocate | Swap) for s in walk.statements(run.statements))
     return run.form is None and any(moves)
 
@@ -209,7 +213,7 @@ def _stays(run: _Run) -> bool:
 class _Passed(NamedTuple):
     """An argument of a segment.
 
-    take    lets it be found by the emitter of the function, in a register there
+    take    tells the emitter of the function which register holds it
     """
 
     type_: str
@@ -234,7 +238,7 @@ def _take_arena(inner: CpuEmitter, register: str) -> None:
 
 
 def _take_site(number: int, inner: CpuEmitter, register: str) -> None:
-    """The register holds the site that is `number` in the statements."""
+    """Set the first site, from a register with the site numbered `number`."""
     inner.first_site = inner.f.emit(f"sub i64 {register}, {number}")
 
 
@@ -249,11 +253,13 @@ class _Segment:
         shared: Sequence[Var],
         form: Form | None,
     ) -> None:
-        """
+        """Describe the function.
+
         Args:
-            variables, buffers: What the statements take from around them.
+            variables: The variables that the statements capture.
+            buffers: The buffers that the statements name.
             shared: The variables that later statements read.
-            form: What others have too for which the function is called, if any are.
+            form: The form of the runs that call the function, if it is repeated.
         """
         self.emitter, self.shared, self.form = emitter, shared, form
         self.variables = variables
@@ -264,28 +270,28 @@ class _Segment:
         self.slots = [self._slot(var) for var in shared]
 
     def key(self) -> Hashable:
-        """What runs have in common of which one function is that of all."""
+        """Return a key that is equal for the runs that can call the same function."""
         assert self.form is not None
         numbers, outer = self.form.variables, self.emitter
-        own = set(self.buffers)
+        buffers = set(self.buffers)
         return (
             self.form.key,
-            tuple(buffer in own for buffer in self.form.buffers),
+            tuple(buffer in buffers for buffer in self.form.buffers),
             tuple(var in outer.values.slots for var in self.variables),
             tuple(numbers[var] for var in self.shared),
             tuple(outer.memory.notes(buffer) for buffer in self.buffers),
         )
 
     def define(self, body: Callable[[CpuEmitter], None]) -> None:
-        """Define the function, whose statements `body` emits."""
+        """Define the function; `body` emits its statements."""
         outer = self.emitter
         self.name = outer.f.module.fresh("segment")
-        given = [f"{passed.type_} %given{k}" for k, passed in enumerate(self.passed)]
+        passed_ = [f"{passed.type_} %given{k}" for k, passed in enumerate(self.passed)]
         slots = [f"%slot{k}" for k in range(len(self.shared))]
-        parameters = ", ".join(["ptr %block", *given, *(f"ptr {s}" for s in slots)])
+        parameters = ", ".join(["ptr %block", *passed_, *(f"ptr {s}" for s in slots)])
         signature = f"internal i64 @{self.name}({parameters})"
         f = Function(outer.f.module, signature, f"noinline {HOT}")
-        inner = outer.within(f, ProgramMemory.of(f, outer.memory))
+        inner = outer.for_function(f, ProgramMemory.of(f, outer.memory))
         inner.private, inner.may_poll = outer.private, outer.may_poll
         if self.form is None:
             for buffer in self.buffers:
@@ -303,11 +309,11 @@ class _Segment:
         inner.finish()
         f.start("exit")
         f.do(f"ret i64 {f.emit(f'load i64, ptr {inner.status}')}")
-        rest = f.take()
+        statements = f.take()
         f.insert(prologue[:-1])
         f.insert(inner.memory.starts)
         f.branch("first")
-        f.insert(rest)
+        f.insert(statements)
         f.module.define(self.name, f.text)
         self.may_stop, self.cost = inner.may_stop, inner.cost
 
@@ -323,7 +329,7 @@ class _Segment:
         if self.form is None and outer.memory.arena:
             yield _Passed("ptr", outer.memory.arena, _take_arena)
         for buffer in self.buffers:
-            # One function for several runs is told where each begins.
+            # A function of several runs takes the address of each buffer.
             if self.form is not None or outer.memory.root(buffer) is None:
                 register = outer.memory.pointer_again(buffer)
                 yield _Passed("ptr", register, partial(_at, buffer))
@@ -334,19 +340,20 @@ class _Segment:
             yield _Passed("i64", outer.first_site, partial(_take_site, 0))
 
     def _slot(self, var: Var) -> str:
-        """A slot in the function around for what later statements read."""
+        """Return the slot, in the enclosing function, of a variable that is read
+        later."""
         values, f = self.emitter.values, self.emitter.f
         if var not in values.slots:
             values.slots[var] = f.slot(register_type(var.dtype), var.name)
         return values.slots[var]
 
     def call(self, first: "_Segment") -> None:
-        """Call the function that `first` has defined; if it stops the program does, for
-        the same reason."""
+        """Call the function that `first` has defined; if it stops, so does the
+        program."""
         outer, f = self.emitter, self.emitter.f
-        given = [f"{passed.type_} {passed.register}" for passed in self.passed]
+        values = [f"{passed.type_} {passed.register}" for passed in self.passed]
         slots = [f"ptr {slot}" for slot in self.slots]
-        arguments = ", ".join(["ptr %block", *given, *slots])
+        arguments = ", ".join(["ptr %block", *values, *slots])
         status = f.emit(f"call i64 @{first.name}({arguments})")
         outer.cost.add(self._cost_of(first))
         outer.values.forget_loads()
@@ -358,14 +365,14 @@ class _Segment:
             f.start(go_on)
 
     def _cost_of(self, first: "_Segment") -> Cost:
-        """The cost of a run of the same form, in the variables of this one."""
+        """Return the cost of a run of the same form, in the variables of this one."""
         cost = first.cost
         if self is first or not cost.terms or not self.form or not first.form:
             return cost
-        own = dict(zip(first.form.variables, self.form.variables, strict=True))
+        renaming = dict(zip(first.form.variables, self.form.variables, strict=True))
 
         def renamed(node: Expr) -> Expr | None:
-            return e.read(own[node.attr]) if node.op == "var" else None
+            return e.read(renaming[node.attr]) if node.op == "var" else None
 
         terms = [e.rewrite(term, renamed) for term in cost.terms]
         return Cost(cost.fixed, terms, cost.unbounded, cost.polls)

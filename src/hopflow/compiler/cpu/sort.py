@@ -1,8 +1,8 @@
-"""Sorting: positions by the codes of their keys, as a program of the Loop IR.
+"""Sorting: the positions of keys in the order of their codes, as Loop IR.
 
 Many keys are sorted digit by digit, from the last one (D. Knuth, The Art of Computer
 Programming, volume 3, section 5.2.5): each pass keeps the order of the one before where
-digits are equal. Few are merged, for which no digits are counted. Both are stable.
+digits are equal. Few keys are merged, which needs no counts of digits. Both are stable.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,12 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.routines import ROUTINES
 
 FEW: Final = 256
-"""So many keys, or fewer, are merged."""
+"""Up to this number of keys are merged."""
 KEPT: Final = 64
-"""So many of the largest keys, or fewer, are kept in order while all are looked at."""
+"""Up to this number of the largest keys are found by one scan."""
 _DIGIT: Final = 8
-"""Bits of a digit: a pass writes to as many places at once as there are digits, and
-these should be in the first cache."""
+"""Bits of a digit. A pass writes to one place for each value of a digit, and these
+places should be in the first-level cache."""
 _I64: Final = dtypes.int64
 _CODES: Final = {8: dtypes.uint8, 16: dtypes.uint16, 32: dtypes.uint32}
 
@@ -56,7 +56,7 @@ def define(
 
 
 def _sort(w: Wrapper, out: Buffer, workspace: Buffer, descending: Expr) -> None:
-    """Write the order of the keys to `out`."""
+    """Emit code that writes the order of the keys to `out`."""
     n = w.scalars["n"]
     source, sink = (Buffer(name, _I64, (n,), "arena") for name in ("source", "sink"))
     w.memory.place_in_slot(source, w.pointer(out))
@@ -68,11 +68,11 @@ def _sort(w: Wrapper, out: Buffer, workspace: Buffer, descending: Expr) -> None:
         first = For(at, n, [Store(source, (e.read(at),), e.read(at))])
         w.emitter.body([first, *passes(order)])
         # An odd number of passes ends in the workspace.
-        ends_there = Var(w.f.name("ends"), dtypes.bool_)
-        w.emitter.values.constants[ends_there] = w.f.emit(
+        in_workspace = Var(w.f.name("ends"), dtypes.bool_)
+        w.emitter.values.constants[in_workspace] = w.f.emit(
             f"icmp ne ptr {w.pointer(source)}, {w.pointer(out)}"
         )
-        w.emitter.body([If(e.read(ends_there), [Copy(out, workspace)])])
+        w.emitter.body([If(e.read(in_workspace), [Copy(out, workspace)])])
 
     w.emitter.branch(
         e.compare("le", n, e.index(FEW)),
@@ -82,7 +82,8 @@ def _sort(w: Wrapper, out: Buffer, workspace: Buffer, descending: Expr) -> None:
 
 
 class _Order(NamedTuple):
-    """What is sorted: positions of keys, from `source` to `sink` in each pass."""
+    """The operands of a sort: each pass moves positions of keys from `source` to
+    `sink`."""
 
     w: Wrapper
     source: Buffer
@@ -91,7 +92,7 @@ class _Order(NamedTuple):
 
 
 def _on_stack(w: Wrapper, count: int, dtype: DType) -> str:
-    """A register with the address of so many numbers."""
+    """Return a register with the address of `count` numbers on the stack."""
     return w.f.slot(f"[{count} x {memory_type(dtype)}]", "numbers", align=64)
 
 
@@ -99,11 +100,11 @@ def _on_stack(w: Wrapper, count: int, dtype: DType) -> str:
 
 
 class _Radix:
-    """Sorting by each digit in turn. A digit that all codes share takes no pass.
+    """A radix sort. It skips a digit that all codes share.
 
     old, new   the codes in the order of `source`, and in that of `sink`
-    counts     of each digit, by its number from the last one: how many codes have it;
-               and then where the next of them goes
+    counts     for each digit, counted from the last: the number of codes that have it,
+               and then the place of the next of them
     """
 
     def __init__(self, order: _Order) -> None:
@@ -125,16 +126,16 @@ class _Radix:
             w.memory.place_in_slot(buffer, w.pointer(w.buffers[memory]))
 
     def place(self, number: Expr) -> Index:
-        """The place among the counts of a digit of the code."""
+        """Return the index in the counts of a digit of the code."""
         bits = e.cast(e.mul(number, e.index(_DIGIT)), self.code.dtype)
         rest = e.binary("lshr", e.read(self.code), bits)
-        most = e.const((1 << _DIGIT) - 1, self.code.dtype)
-        return number, e.cast(e.binary("and", rest, most), _I64)
+        mask = e.const((1 << _DIGIT) - 1, self.code.dtype)
+        return number, e.cast(e.binary("and", rest, mask), _I64)
 
     def passes(self) -> list[Stmt]:
         at, number = e.read(self.at), Var("pass", _I64)
-        own = e.read(number)
-        is_shared = e.compare("eq", e.load(self.counts, self.place(own)), self.n)
+        digit = e.read(number)
+        is_shared = e.compare("eq", e.load(self.counts, self.place(digit)), self.n)
         count: list[Stmt] = [
             Let(self.key, e.load(self.keys, (at,))),
             Let(self.code, self.value),
@@ -143,7 +144,7 @@ class _Radix:
         ]
         sort: list[Stmt] = [
             Let(self.code, e.load(self.old, (e.index(0),))),
-            If(e.unary("not", is_shared), self.one_pass(own)),
+            If(e.unary("not", is_shared), self.one_pass(digit)),
         ]
         return [
             For(self.at, self.n, count),
@@ -155,7 +156,7 @@ class _Radix:
         return Store(self.counts, place, e.add(e.load(self.counts, place), e.index(1)))
 
     def one_pass(self, number: Expr) -> list[Stmt]:
-        """Move all to where their digits say."""
+        """Move all positions to the places of their digits."""
         place, at, to = self.place(number), e.read(self.at), Var("to", _I64)
         body: list[Stmt] = [
             Let(self.code, e.load(self.old, (at,))),
@@ -174,19 +175,22 @@ class _Radix:
 
 def _sum_before(counts: Buffer, row: Expr, length: Expr) -> list[Stmt]:
     """Replace each count of a row by the sum of those before it."""
-    total, at, own = Var("total", _I64), Var("digit", _I64), Var("own", _I64)
+    total, at, count = Var("total", _I64), Var("digit", _I64), Var("own", _I64)
     place = row, e.read(at)
     body: list[Stmt] = [
-        Let(own, e.load(counts, place)),
+        Let(count, e.load(counts, place)),
         Store(counts, place, e.read(total)),
-        Assign(total, e.add(e.read(total), e.read(own))),
+        Assign(total, e.add(e.read(total), e.read(count))),
     ]
     return [Declare(total, e.index(0)), For(at, length, body)]
 
 
 def _code(key: Expr, descending: Expr) -> Expr:
-    """An unsigned integer that orders as a key does. -0 is 0, all NaNs are one, which
-    is greater than any number, and in descending order all is turned around."""
+    """Return an unsigned integer whose order is that of a key.
+
+    -0 equals 0, all NaNs are equal and greater than any number, and in descending order
+    the code is complemented.
+    """
     dtype = key.dtype
     if dtype in NARROW_FLOATS:
         key, dtype = e.cast(key, dtypes.float32), dtypes.float32
@@ -214,28 +218,34 @@ def _code(key: Expr, descending: Expr) -> Expr:
 
 
 def _select(w: Wrapper) -> None:
-    """Write the positions of the `k` largest keys: some are kept in order while all are
-    looked at; of many all are sorted."""
+    """Write the positions of the `k` largest keys.
+
+    If `k` is small, one scan keeps the largest so far in order; otherwise all keys are
+    sorted.
+    """
     k, out = w.scalars["k"], w.buffers["out"]
     first, second = w.buffers["workspace"], w.buffers["other"]
     true = e.const(True, dtypes.bool_)
 
-    def of_all() -> None:
+    def sort_all() -> None:
         _sort(w, first, second, true)
         at = Var("at", _I64)
-        own = e.read(at)
-        w.emitter.body([For(at, k, [Store(out, (own,), e.load(first, (own,)))])])
+        index = e.read(at)
+        w.emitter.body([For(at, k, [Store(out, (index,), e.load(first, (index,)))])])
 
     w.emitter.branch(
         e.compare("le", k, e.index(KEPT)),
-        lambda: w.emitter.body(_kept(w, true)),
-        of_all,
+        lambda: w.emitter.body(_keep_first(w, true)),
+        sort_all,
     )
 
 
-def _kept(w: Wrapper, descending: Expr) -> list[Stmt]:
-    """Keep the first `k` positions in order: a key that comes before the last of them
-    moves those behind it, and of equal keys the later one stays behind."""
+def _keep_first(w: Wrapper, descending: Expr) -> list[Stmt]:
+    """Return a scan that keeps the first `k` positions in order.
+
+    A key that comes before the last of them moves those behind it; of equal keys the
+    later one stays behind.
+    """
     keys, out, k = w.buffers["keys"], w.buffers["out"], w.scalars["k"]
     some = e.compare("gt", k, e.index(0))
     count = e.select(some, w.scalars["n"], e.index(0))
@@ -244,15 +254,15 @@ def _kept(w: Wrapper, descending: Expr) -> list[Stmt]:
     code, one = Var("code", value.dtype), e.index(1)
     codes = Buffer("kept", value.dtype, (e.index(KEPT),), "arena")
     w.memory.place(codes, _on_stack(w, KEPT, value.dtype))
-    own, to, last = e.read(at), e.read(place), e.sub(k, one)
+    position, to, last = e.read(at), e.read(place), e.sub(k, one)
     before = e.sub(to, one)
     is_less = e.compare("lt", e.read(code), e.load(codes, (last,)))
-    # There are codes up to `place`, but for those that stood there and moved.
+    # There are codes up to `place`, except those that stood there and moved.
     moves = e.compare(
         "lt", e.read(code), e.load(codes, (e.binary("max", before, e.index(0)),))
     )
     insert: list[Stmt] = [
-        Declare(place, e.binary("min", own, last)),
+        Declare(place, e.binary("min", position, last)),
         While(
             [],
             e.binary("and", e.compare("gt", to, e.index(0)), moves),
@@ -263,17 +273,17 @@ def _kept(w: Wrapper, descending: Expr) -> list[Stmt]:
             ],
         ),
         Store(codes, (to,), e.read(code)),
-        Store(out, (to,), own),
+        Store(out, (to,), position),
     ]
     return [
-        For(at, k, [Store(codes, (own,), e.const(-1, value.dtype))]),
+        For(at, k, [Store(codes, (position,), e.const(-1, value.dtype))]),
         For(
             at,
             count,
             [
-                Let(key, e.load(keys, (own,))),
+                Let(key, e.load(keys, (position,))),
                 Let(code, value),
-                If(e.binary("or", e.compare("lt", own, k), is_less), insert),
+                If(e.binary("or", e.compare("lt", position, k), is_less), insert),
             ],
         ),
     ]
@@ -283,7 +293,8 @@ def _kept(w: Wrapper, descending: Expr) -> list[Stmt]:
 
 
 def _merge_passes(order: _Order) -> list[Stmt]:
-    """Merge runs of 1, 2, 4, ... from `source` to `sink`, which then change places."""
+    """Merge runs of 1, 2, 4, ... from `source` to `sink`, which are swapped after
+    each pass."""
     w, source, sink, descending = order
     keys, n = w.buffers["keys"], w.scalars["n"]
     run, start = Var("run", _I64), Var("start", _I64)
@@ -334,8 +345,10 @@ def _merge(
     borders: tuple[Expr, Expr, Expr],
     descending: Expr,
 ) -> list[Stmt]:
-    """Merge the runs [start, middle) and [middle, end), without a branch that the data
-    decide. A position past its run is read as the last of it, and not used."""
+    """Merge the runs [start, middle) and [middle, end) without data-dependent branches.
+
+    A position past its run is clamped to the last of the run, and its key is not used.
+    """
     start, middle, end = borders
     left, right, at = Var("left", _I64), Var("right", _I64), Var("step", _I64)
     from_left, from_right = Var("from_left", _I64), Var("from_right", _I64)
@@ -349,14 +362,14 @@ def _merge(
         _less(e.read(y), e.read(x)),
     )
     left_done = e.compare("ge", e.read(left), middle)
-    right_left = e.compare("lt", e.read(right), end)
+    right_remains = e.compare("lt", e.read(right), end)
     taken = e.cast(e.read(take), _I64)
     body: list[Stmt] = [
         Let(from_left, e.load(source, (e.binary("min", e.read(left), last_left),))),
         Let(from_right, e.load(source, (e.binary("min", e.read(right), last_right),))),
         Let(x, e.load(keys, (e.read(from_left),))),
         Let(y, e.load(keys, (e.read(from_right),))),
-        Let(take, e.binary("and", right_left, e.binary("or", left_done, before))),
+        Let(take, e.binary("and", right_remains, e.binary("or", left_done, before))),
         Store(
             sink,
             (e.add(start, e.read(at)),),
@@ -373,7 +386,7 @@ def _merge(
 
 
 def _less(x: Expr, y: Expr) -> Expr:
-    """The order of keys: NaNs are greater than any number."""
+    """Return whether a key is less than another; NaNs are greater than any number."""
     less = e.compare("lt", x, y)
     if x.dtype.kind != "f":
         return less

@@ -1,10 +1,9 @@
-"""The native code that all programs share: the entry that Python calls, polling, and
-calls of Python.
+"""The native code that all programs share: the entry, polling, and calls of Python.
 
-A program is called with a block of words: the header below, then its parameters. The
-entry fills it from Python ints, and from NumPy arrays, which stand for the address of
-their data (asking NumPy for it costs ten times as much as the call). Compiled once in a
-process, it costs a program nothing.
+A program receives one block of words: the header below, then its parameters. The entry
+fills it from Python ints, and from NumPy arrays, of which it takes the address of the
+data (to ask NumPy for it takes ten times as long as the call). The code is compiled
+once in a process, and adds nothing to the size of a program.
 """
 
 import sys
@@ -14,28 +13,30 @@ from typing import Final
 from hopflow.progress import INTERVAL
 
 # Words of the header.
-THREAD_STATE: Final = 0  # of Python, while the GIL is released; else 0
-EPOCH: Final = 1  # how often `interrupt` had been called when the program began
-POLLED_AT: Final = 2  # when we last looked for an interrupt, in nanoseconds
+THREAD_STATE: Final = 0  # Python's, while the GIL is released; else 0
+EPOCH: Final = 1  # the number of calls of `interrupt` when the program began
+POLLED_AT: Final = 2  # the time of the last poll, in nanoseconds
 TRAP_VALUES: Final = 3  # two words
-FLAG: Final = 5  # in a thread that helps: the address of the flag that it is to stop
-JOB: Final = 6  # in the thread that leads: the loop over threads that it is in, or 0
-HOST: Final = 7  # the callable that a `HostCall` calls
-TOLD: Final = 8  # two words for a site of progress: when it told, whether an end
-HEADER: Final = 9  # words before the parameters
+FLAG: Final = 5  # in a helping thread the address of its stop flag
+JOB: Final = 6  # in the leading thread the job of the parallel loop that it runs, or 0
+HOST: Final = 7  # the callable of a `HostCall`
+TOLD: Final = (
+    8  # two words for each progress site: when it reported, and whether an end
+)
+HEADER: Final = 9  # the number of words before the parameters
 
-# What a program returns besides 0 and, from 1 on, `site + 1` of a trap.
+# The status of a program that is neither 0 nor, from 1 on, `site + 1` of a trap.
 INTERRUPTED: Final = -1
 OUT_OF_MEMORY: Final = -2
 
 POLL_EVERY: Final = 50_000_000
-"""Nanoseconds. Taking the GIL more often is felt beside a thread that hogs it."""
+"""Nanoseconds. To take the GIL more often is slow beside a thread that holds it."""
 
 TICK_EVERY: Final = int(INTERVAL * 1e9)
-"""Nanoseconds between two calls that tell how far one loop is."""
+"""Nanoseconds between two reports of the progress of a loop."""
 
-# In CPython's objects: the type, and then the fields of NumPy's array struct; and the
-# size of an item in the struct that its dtype is.
+# Offsets in CPython's objects: the type, then the fields of NumPy's array struct, and
+# the item size in the struct of a dtype.
 TYPE_AT: Final = object.__basicsize__ - 8
 DATA_AT: Final = object.__basicsize__
 NDIM_AT: Final = DATA_AT + 8
@@ -46,11 +47,11 @@ FLAGS_AT: Final = DATA_AT + 48
 ITEMSIZE_AT: Final = object.__basicsize__ + 24
 DENSE_FLAG: Final = 1  # NPY_ARRAY_C_CONTIGUOUS
 
-# What stands in the table of what a program is to be given, for each parameter: this;
-# or the number of axes, the bytes of an item, and what follows (`Layout`).
+# For each parameter the table of expected arguments has NUMBER; or the number of axes,
+# the item size in bytes, and the kind of the entries that follow.
 NUMBER: Final = -1
 DENSE: Final = 0  # the extent of each axis
-STRIDED: Final = 1  # the extents, and then the strides in elements
+STRIDED: Final = 1  # the extents, then the strides in elements
 
 CLOCK: Final = time.CLOCK_MONOTONIC
 
@@ -93,9 +94,9 @@ declare void @Py_DecRef(ptr)
 declare i32 @clock_gettime(i32, ptr)
 """
 
-# Whether an array is what a table says: its number of axes, its items (by their size),
-# its extents, and its strides, or that it is dense. The table has each of these as a
-# number, or as ~k where it is word k of those that the program is given.
+# Tests whether an array agrees with the table: its number of axes, its item size, its
+# extents, and its strides or that it is dense. The table has each of these as a number,
+# or as ~k if it is word k of the program's parameters.
 _COMPARE: Final = f"""
 define internal i64 @expected(ptr %words, i64 %entry) nounwind {{
   %is.word = icmp slt i64 %entry, 0
@@ -182,7 +183,7 @@ no:
 """
 
 # `self` is bytes: the address of the program, the number of its parameters, the address
-# of the callable for its calls of Python, and the table of what it is to be given.
+# of the callable for its calls of Python, and the table of expected arguments.
 _ENTRY: Final = f"""
 define ptr @hf_entry(ptr %self, ptr %args, i64 %given) nounwind {{
 entry:
@@ -394,7 +395,7 @@ stop:
 }}
 """
 
-# Python looks for Ctrl-C itself, and what it calls for `interrupt`.
+# Python looks for Ctrl-C itself, and the callable for `interrupt`.
 _CALL: Final = f"""
 define i64 @hf_call(ptr %block, i64 %site, ptr %words) nounwind {{
 entry:
@@ -428,8 +429,8 @@ stop:
 }}
 """
 
-# `ends` is 1 for the end of a loop, and 2 for that of one that no loop is around in its
-# function, of which the first is told however early. Threads that help tell nothing.
+# `ends` is 1 for the end of a loop, and 2 for the end of an outermost loop of its
+# function, which is always reported the first time. Helping threads report nothing.
 _TICK: Final = f"""
 define preserve_mostcc i64 @hf_tick(
     ptr %block, i64 %site, i64 %done, i64 %total, i64 %ends) nounwind {{
@@ -480,4 +481,4 @@ PYTHON: Final = (
     "PyErr_CheckSignals PyEval_SaveThread PyEval_RestoreThread PyObject_CallFunction "
     "Py_BuildValue Py_IncRef Py_DecRef PyExc_TypeError"
 ).split()
-"""What of Python's C API the text refers to, besides `Py_None`."""
+"""The names of Python's C API that the text uses, besides `Py_None`."""

@@ -1,4 +1,4 @@
-"""The CPUs that code is made for."""
+"""The CPUs that the backend compiles for."""
 
 import json
 import platform
@@ -19,49 +19,47 @@ X86_BASELINE: Final = ("avx2", "fma", "f16c")
 HOT: Final = '"prefer-vector-width"="512" nounwind'
 """Attributes of a function: without the first, LLVM halves vectors of 512 bits."""
 REDUCTION_REGISTERS: Final = 4
-"""An accumulator is this many registers wide: its additions wait for each other. In
-other loops the CPU overlaps iterations by itself, and wider code only takes longer to
-compile."""
+"""The registers of an accumulator, whose additions depend on each other. In other loops
+the CPU overlaps iterations by itself, and wider code only takes longer to compile."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTarget(LlvmTarget):
-    """A CPU, with the questions that the schedule and the emission ask of it."""
+    """A CPU, with the properties that the schedule and the emitter need."""
 
     @property
     def register_bits(self) -> int:
-        """Bits of the widest vector register."""
+        """The bits of the widest vector register."""
         if self.has("avx512f"):
             return 512
         return 256 if self.has("avx2") else 128
 
     @property
     def has_masks(self) -> bool:
-        """Whether a load, store or gather under a mask is one instruction."""
+        """Whether a masked load, store or gather is one instruction."""
         return self.has("avx512f") and self.has("avx512bw") and self.has("avx512vl")
 
     def vector_width(
         self, dtype: DType, *, reduces: bool = False, narrow: bool = False
     ) -> int:
-        """The lanes that a vector loop should have whose largest values are of `dtype`.
+        """Return the lanes of a vector loop whose largest values are of `dtype`.
 
         Args:
             reduces: Whether the loop has an `Accumulate`.
-            narrow: Whether all that it computes with has no more bits.
+            narrow: Whether no value in the loop has more bits.
         """
         lanes = self.register_bits // max(8 if narrow else 32, dtype.bits)
         return lanes * REDUCTION_REGISTERS if reduces else lanes
 
     def gang_width(self, loop: For, divergence: Divergence) -> int:
-        """The lanes of a gang that runs iterations of `loop`; 1 if they are faster one
-        by one."""
+        """Return the lanes of a gang of iterations, or 1 if scalar code is faster."""
         return gang_width(loop, divergence, self.register_bits)
 
     def check(self) -> None:
-        """Raise unless the CPU has what the generated code takes for granted.
+        """Check that the CPU has the instruction sets that generated code uses.
 
         Raises:
-            CompileError: It is an x86 from before 2013.
+            CompileError: It is an x86 CPU from before 2013.
         """
         missing = [f for f in X86_BASELINE if not self.has(f)]
         if self.triple.startswith("x86_64") and missing:
@@ -72,8 +70,8 @@ class CpuTarget(LlvmTarget):
 
 
 def native_llvm() -> Any:
-    """LLVM's module, initialised for CPUs of the kind that we run on."""
-    import llvmlite.binding as llvm  # loads LLVM, which takes a while
+    """Return LLVM's module, initialised for the kind of CPU of this machine."""
+    import llvmlite.binding as llvm  # loading LLVM takes a while
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -82,21 +80,20 @@ def native_llvm() -> Any:
 
 @cache
 def host() -> CpuTarget:
-    """The CPU we run on. What LLVM says of it is kept in a file, for LLVM takes long to
-    load.
+    """Return the CPU of this machine; a file caches it, since LLVM takes long to load.
 
     Raises:
-        CompileError: It lacks an instruction set that is taken for granted.
+        CompileError: The CPU lacks an instruction set that generated code uses.
     """
-    described = _described()
-    known = files.find(f"host {described}") if described else None
-    if known is not None:
-        target = CpuTarget(*json.loads(known))
+    description = _described()
+    stored = files.find(f"host {description}") if description else None
+    if stored is not None:
+        target = CpuTarget(*json.loads(stored))
     else:
         target = _host()
         fields = target.triple, target.layout, target.cpu, target.features
-        if described:
-            files.store(f"host {described}", json.dumps(fields).encode())
+        if description:
+            files.store(f"host {description}", json.dumps(fields).encode())
     target.check()
     return target
 
@@ -121,7 +118,7 @@ _DESCRIBED: Final = frozenset(
 
 
 def _described() -> str:
-    """What Linux says of the first CPU, but for what changes; "" on other systems."""
+    """Return Linux's constant facts about the first CPU; "" on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the functions of one program share while they are emitted."""
+"""The state that the functions of one program share while they are emitted."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -14,8 +14,8 @@ Constants: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 class Callee(NamedTuple):
-    """What a caller knows of a function: what it costs, and whether it may stop the
-    program."""
+    """The properties of a function for its callers: its cost, and whether it may
+    stop."""
 
     cost: Cost
     may_stop: bool
@@ -26,9 +26,9 @@ class Unit:
     """A module under construction, for one target.
 
     guarded     whether its memory comes from `compiler.cpu.guarded`
-    functions   those that are complete, by their names
-    constants   the data of large "constant" buffers, which the linker must be given
-    lengths     about how much code statements come to, as far as `segments` has asked
+    functions   the functions that are complete, by name
+    constants   the data of large "constant" buffers, whose addresses the linker needs
+    lengths     the approximate code size of statements, a memo table of `segments`
     """
 
     module: Module

@@ -1,8 +1,8 @@
-"""Vector loops: `width` iterations of a straight-line body as one.
+"""Vector loops: `width` iterations of a straight-line body at a time.
 
-The iterations that are left over run once more under a mask, where the CPU has masks,
-and one by one elsewhere. What does not depend on the loop's variable is computed once,
-before the loop.
+The remaining iterations run once more under a mask, if the CPU has masks, and one by
+one otherwise. Code that does not depend on the loop's variable runs once, before the
+loop.
 """
 
 from collections.abc import Callable
@@ -24,82 +24,88 @@ from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt, Store
 
 MAX_UNROLLED: Final = 4
-"""A loop of constant extent that is at most this many vectors has no loop left."""
+"""A loop of constant extent with at most this many vectors is unrolled completely."""
 LARGE_BODY: Final = 48
-"""A body of more operations is emitted once, for all whole vectors. If there is a rest
-it is under masks throughout: there they cost little."""
+"""A body of more operations is emitted once, for all vectors. If iterations remain, all
+vectors are masked, which costs little in such a body."""
 
 
 def suits(s: For) -> bool:
-    """Whether `s` can run as vectors: its body is straight, and its variables are its
-    own but for accumulators."""
-    own = {x.var for x in s.body if isinstance(x, Declare)}
+    """Return whether `s` can run as vectors.
+
+    Its body must be straight-line code that assigns only its own variables and
+    accumulators.
+    """
+    declared = {x.var for x in s.body if isinstance(x, Declare)}
     return 1 < s.binding.width <= 64 and all(
         isinstance(x, (Let, Declare, Store, Accumulate))
-        or (isinstance(x, Assign) and x.var in own)
+        or (isinstance(x, Assign) and x.var in declared)
         for x in s.body
     )
 
 
 def emit(emitter: CpuEmitter, s: For) -> None:
-    """Emit `s` as a vector loop and what is left over."""
+    """Emit `s` as a vector loop and its remaining iterations."""
     VectorLoop(emitter, s).emit()
 
 
 class VectorLoop(LaneLoop):
-    """One vector loop: the code before, the main loop, the rest, and after."""
+    """An emitter of one vector loop: its preheader, the loop, the rest, and the
+    results."""
 
     def __init__(self, emitter: CpuEmitter, s: For) -> None:
         super().__init__(emitter, s, _width(s), Affine.of_straight(s))
-        self.slots: dict[Var, str] = {}  # of the variables that change
-        self.accumulators: dict[Var, str] = {}  # and how they combine
-        self._depth = emitter.f.depth  # of the loops around
+        self.slots: dict[Var, str] = {}  # of mutable variables
+        self.accumulators: dict[
+            Var, str
+        ] = {}  # by accumulator the operation that combines it
+        self._depth = emitter.f.depth  # of the enclosing loops
         self._splats: dict[tuple[str, str], str] = {}
         self._rows: dict[tuple[Buffer, Expr], str] = {}
-        self._own = {x.var for x in s.body if isinstance(x, Declare)}
+        self._declared = {x.var for x in s.body if isinstance(x, Declare)}
         f = emitter.f
         for x in s.body:
             if isinstance(x, (Declare, Accumulate)) and x.var not in self.slots:
                 t = register_type(x.var.dtype, self.width)
                 self.slots[x.var] = f.slot(t, x.var.name)
-            if isinstance(x, Accumulate) and x.var not in self._own:
+            if isinstance(x, Accumulate) and x.var not in self._declared:
                 self.accumulators[x.var] = x.combine
 
-    # --- what is computed once, before the loop
+    # --- code that runs once, before the loop
 
     def uniform(self, expr: Expr) -> str:
         with self._before():
             return self.emitter.values.value(expr)
 
     def define(self, var: Var, value: Expr) -> None:
-        """Compute a `Let` that is the same in all iterations."""
+        """Compute a `Let` that is uniform over the iterations."""
         self.emitter.values.constants[var] = self.uniform(value)
 
     def uniform_lanes(self, expr: Expr) -> str:
-        scalar, held = self.uniform(expr), register_type(expr.dtype)
-        known = self._splats.get((held, scalar))
-        if known is None:
+        scalar, type_ = self.uniform(expr), register_type(expr.dtype)
+        vector = self._splats.get((type_, scalar))
+        if vector is None:
             with self._before():
-                known = broadcast(self.emitter.f, scalar, held, self.width)
-            self._splats[held, scalar] = known
-        return known
+                vector = broadcast(self.emitter.f, scalar, type_, self.width)
+            self._splats[type_, scalar] = vector
+        return vector
 
     def row(self, buffer: Buffer, offset: Expr) -> str:
-        known = self._rows.get((buffer, offset))
-        if known is None:
+        address = self._rows.get((buffer, offset))
+        if address is None:
             with self._before():
-                known = self.emitter.values.address(buffer, offset)
-            self._rows[buffer, offset] = known
-        return known
+                address = self.emitter.values.address(buffer, offset)
+            self._rows[buffer, offset] = address
+        return address
 
     def _before(self) -> AbstractContextManager[None]:
-        """Emit into the preheader meanwhile."""
+        """Return a context that emits into the preheader."""
         return self.emitter.values.preheader(self._depth)
 
     # --- the loop
 
     def emit(self) -> None:
-        """Emit everything, with a preheader that all parts of the loop share."""
+        """Emit the whole loop, with a preheader that all of its parts share."""
         emitter, f, extent = self.emitter, self.emitter.f, self.s.extent
         name = f.name("vector")
         values = emitter.values
@@ -128,37 +134,38 @@ class VectorLoop(LaneLoop):
 
     def _clear_accumulators(self) -> None:
         for var, combine in self.accumulators.items():
-            held = register_type(var.dtype)
-            value = splat(held, operations.neutral(combine, var.dtype), self.width)
+            type_ = register_type(var.dtype)
+            value = splat(type_, operations.neutral(combine, var.dtype), self.width)
             self.emitter.f.do(
-                f"store {lanes(held, self.width)} {value}, ptr {self.slots[var]}"
+                f"store {lanes(type_, self.width)} {value}, ptr {self.slots[var]}"
             )
 
     def _whole(self, stop: str) -> str:
-        """How many iterations are in whole vectors."""
+        """Return the number of iterations in whole vectors."""
         if self.s.extent.is_const:
             return str(self.s.extent.attr // self.width * self.width)
         return self.emitter.f.emit(f"and i64 {stop}, {-self.width}")
 
     def _main(self, whole: str) -> None:
-        """All whole vectors."""
-        known = None if whole.startswith("%") else int(whole)
+        """Emit all whole vectors."""
+        count = None if whole.startswith("%") else int(whole)
         copies = 1 if self.affine.size > LARGE_BODY else MAX_UNROLLED
-        if known is not None and known <= copies * self.width:
-            for position in range(0, known, self.width):
+        if count is not None and count <= copies * self.width:
+            for position in range(0, count, self.width):
                 self._run(str(position))
         else:
             trips = self._trips(self.s.extent)
             self.emitter.unpolled_loop("0", whole, self.width, trips, self._run)
 
     def _trips(self, iterations: Expr) -> Expr:
-        """How many whole vectors so many iterations are."""
+        """Return the number of whole vectors in so many iterations."""
         if iterations.is_const:
             return e.index(iterations.attr // self.width)
         return e.binary("ashr", iterations, e.index(self.width.bit_length() - 1))
 
     def _is_large(self) -> bool:
-        """Whether there is a rest, and the body is too large to be emitted twice."""
+        """Return whether iterations remain, and the body is too large to be emitted
+        twice."""
         extent = self.s.extent
         if extent.is_const:
             whole, left = divmod(extent.attr, self.width)
@@ -167,7 +174,7 @@ class VectorLoop(LaneLoop):
         return self.affine.size > LARGE_BODY
 
     def _masked(self, stop: str) -> None:
-        """All iterations, under masks."""
+        """Emit all iterations under masks."""
         trips = self._trips(e.add(self.s.extent, e.index(self.width - 1)))
 
         def iteration(position: str) -> None:
@@ -177,36 +184,36 @@ class VectorLoop(LaneLoop):
         self.emitter.loop("0", end, self.width, trips, iteration)
 
     def _run(self, position: str, mask: str = "") -> None:
-        """One vector of iterations from `position` on."""
+        """Emit one vector of iterations from `position` on."""
         f = self.emitter.f
         before = f.size + f.work
         _StraightLanes(self, position, mask).run(self.s.body)
         self.emitter.cost.fixed += f.size + f.work - before
 
     def _rest(self, name: str, whole: str, stop: str) -> None:
-        """The iterations after the `whole` vectors."""
-        f, is_known = self.emitter.f, self.s.extent.is_const
+        """Emit the iterations after the `whole` vectors."""
+        f, is_static = self.emitter.f, self.s.extent.is_const
         if whole == stop:
             return
-        if not is_known:
+        if not is_static:
             left = f.emit(f"icmp slt i64 {whole}, {stop}")
             f.branch_if(left, f"rest.{name}", f"all.{name}")
             f.start(f"rest.{name}")
-        is_one = is_known and int(stop) - int(whole) == 1
+        is_one = is_static and int(stop) - int(whole) == 1
         has_masks = self.emitter.unit.target.has_masks
         if has_masks and is_one and self.accumulators:
-            # What is added when does not depend on what is known of the extent.
+            # The order of additions must not depend on whether the extent is static.
             self._run(whole, self.mask(whole, self.unknown(stop)))
         elif has_masks and not is_one:
             self._run(whole, self.mask(whole, stop))
         else:
             self._one_by_one(whole, stop)
-        if not is_known:
+        if not is_static:
             f.branch(f"all.{name}")
             f.start(f"all.{name}")
 
     def _one_by_one(self, whole: str, stop: str) -> None:
-        """The rest, of one iteration at least."""
+        """Emit the remaining iterations, at least one, as a scalar loop."""
         emitter = self.emitter
 
         def iteration(position: str) -> None:
@@ -220,12 +227,12 @@ class VectorLoop(LaneLoop):
         """Combine the lanes of the accumulators, always in the same tree."""
         emitter, f = self.emitter, self.emitter.f
         for var, combine in self.accumulators.items():
-            held, width = register_type(var.dtype), self.width
-            value = f.emit(f"load {lanes(held, width)}, ptr {self.slots[var]}")
+            type_, width = register_type(var.dtype), self.width
+            value = f.emit(f"load {lanes(type_, width)}, ptr {self.slots[var]}")
             while width > 1:
                 width //= 2
                 halves = [
-                    _half(f.emit, value, held, width, first) for first in (0, width)
+                    _half(f.emit, value, type_, width, first) for first in (0, width)
                 ]
                 value = operations.operation(f, combine, var.dtype, width, halves)
             emitter.combine(var, combine, value)
@@ -234,7 +241,7 @@ class VectorLoop(LaneLoop):
 def _half(
     emit: Callable[[str], str], vector: str, scalar: str, width: int, first: int
 ) -> str:
-    """`width` lanes of a vector of twice as many, from `first` on."""
+    """Emit `width` lanes from `first` on of a vector with twice as many."""
     t = lanes(scalar, 2 * width)
     if width == 1:
         return emit(f"extractelement {t} {vector}, i64 {first}")
@@ -243,7 +250,8 @@ def _half(
 
 
 def _width(s: For) -> int:
-    """The lanes: those asked for, or as many as a short loop can use."""
+    """Return the lanes that the binding requests, or as many as a short loop can
+    use."""
     if not s.extent.is_const:
         return s.binding.width
     enough: int = max(2, 1 << (s.extent.attr - 1).bit_length())
@@ -251,7 +259,7 @@ def _width(s: For) -> int:
 
 
 class _StraightLanes(Lanes):
-    """Lanes that run a straight body."""
+    """Lanes that run a straight-line body."""
 
     loop: VectorLoop
 
@@ -286,12 +294,12 @@ class _StraightLanes(Lanes):
         slot = self.slots[var]
         if self.mask and var in self.loop.accumulators:
             mask = f"{lanes('i1', self.width)} {self.mask}"
-            rest = splat(
+            neutral_lanes = splat(
                 register_type(var.dtype),
                 operations.neutral(combine, var.dtype),
                 self.width,
             )
-            value = self.f.emit(f"select {mask}, {t} {value}, {t} {rest}")
+            value = self.f.emit(f"select {mask}, {t} {value}, {t} {neutral_lanes}")
         old = self.f.emit(f"load {t}, ptr {slot}")
         new = operations.operation(self.f, combine, var.dtype, self.width, [old, value])
         self._set(var, new)
