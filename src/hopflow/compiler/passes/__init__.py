@@ -1,7 +1,7 @@
-"""Passes over graphs, in the order they run. Each edits a graph in place.
+"""Passes over graphs, in the order in which they run. Each edits a graph in place.
 
-After the first two, no two nodes share a subgraph: the others may edit those in place
-too. What the first takes out, functions that many nodes call, is passed over apart.
+After the first two no two nodes share a subgraph, so that the others may edit subgraphs
+in place too. The functions that the first outlines are compiled separately.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Adding what is zero but for a part: only that part is added, in place if it can be.
+"""Turn the sum with an update of zeros into an update, in place where possible.
 
-The derivative of reading a part of a tensor is its cotangent written into zeros. With
-as many of them as there are readers, or steps of a loop, each costs what its own part
-does, and not what the whole tensor does.
+The derivative of a read of a part of a tensor is the cotangent written into zeros. With
+one such update for each reader, or for each step of a loop, each costs as much as its
+part, instead of as much as the whole tensor.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from hopflow.ops.views import broadcast_to, slice_, update_slice
 
 
 def add_updates(graph: Graph) -> Graph:
-    """In place, in all subgraphs; returns the graph."""
+    """Transform a graph and all its subgraphs in place; return the graph."""
     reads = Counter([v for node in graph.nodes for v in vars_of(node.args)])
     reads.update(vars_of(graph.outputs))
     nodes: list[Node] = []
@@ -40,7 +40,7 @@ def add_updates(graph: Graph) -> Graph:
 def _total(
     insert: Inserter, node: Node, reads: Counter[Var], new: dict[Var, Arg]
 ) -> Var | None:
-    """The sum that `node` makes, if one of its operands is an update of zeros."""
+    """Return the sum that `node` computes, if one of its operands updates zeros."""
     if node.op is not add:
         return None
     x, y = node.args
@@ -59,8 +59,11 @@ def _total(
 
 
 def _takes_out(nodes: list[Node], update: Node) -> bool:
-    """Take out an update that may stop the program, to make it again at the end, if it
-    is the last that may; others go by themselves if nothing reads them."""
+    """Remove an update that may trap, which the sum repeats; return whether it can.
+
+    It must be the last node with effects so far. An update without effects needs no
+    removal: it is dead if nothing reads it.
+    """
     if not effects(update):
         return True
     last = next((n for n in reversed(nodes) if effects(n)), None)
@@ -71,17 +74,19 @@ def _takes_out(nodes: list[Node], update: Node) -> bool:
 
 
 def _writes_into_zeros(node: Node) -> bool:
-    """Whether the result is zero but for a part, each element of which is written once,
-    or what is written to it is added up."""
+    """Return whether a result is zero except for a part.
+
+    Each element of the part is written once, or updates are added.
+    """
     if node.kind != "call_function" or not node.results[0].type.dtype.is_float:
         return False
     if node.op in (scatter, scatter_drop):
         once = all(i.type.ndim == 0 for i in node.args[2:])
         combine = node.params["combine"]
-        known = combine == "add" or (combine == "set" and once)
+        is_update = combine == "add" or (combine == "set" and once)
     else:
-        known = node.op in (update_slice, update_window)
-    return known and _is_zero(node.args[0])
+        is_update = node.op in (update_slice, update_window)
+    return is_update and _is_zero(node.args[0])
 
 
 def _is_zero(arg: Arg) -> bool:
@@ -92,7 +97,7 @@ def _is_zero(arg: Arg) -> bool:
 
 
 def _added(insert: Inserter, base: Arg, update: Node) -> Var:
-    """`base` with what `update` writes into zeros added to it."""
+    """Return `base` plus the part that `update` writes into zeros."""
     _, part, *at = update.args
     sizes = part.type.shape
     if update.op is update_slice:

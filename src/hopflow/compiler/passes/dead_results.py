@@ -1,4 +1,4 @@
-"""Dropping what nothing reads: results of operators, their carries, and args."""
+"""Drop results of operators that nothing reads, and their carries and args."""
 
 from hopflow.graph.core import Arg, Graph, Node, Var, vars_of
 from hopflow.graph.regions import (
@@ -16,8 +16,8 @@ from hopflow.graph.rewriting import effects, eliminate_dead_code, reader
 def drop_dead_results(graph: Graph) -> Graph:
     """Drop dead nodes, unread results and args of operators, and idle carries.
 
-    A carry is idle if nothing reads its last value, and each step's value only helps to
-    make the next one's. In place; returns the graph.
+    A carry is idle if nothing reads its last value, and the value of a step is used
+    only to compute the next one. In place; returns the graph.
     """
     live = set(vars_of(graph.outputs))
     reads = reader(graph)
@@ -46,7 +46,7 @@ def _slim(node: Node, live: set[Var]) -> None:
 
 
 def _drop(node: Node, signature: Signature, dead: set[int]) -> None:
-    """Take out results, once the nodes that only they need are out of the way."""
+    """Drop results, after the nodes that only they need."""
     for region in signature.regions:
         graph = region.graph
         outputs = graph.outputs
@@ -58,7 +58,7 @@ def _drop(node: Node, signature: Signature, dead: set[int]) -> None:
 
 
 def _droppable(signature: Signature, dead: set[int]) -> set[int]:
-    """Which of the unread results no region needs for anything else."""
+    """Return the unread results that no region needs for another result."""
     result_of = {pair.arg: pair.result for pair in carries(signature)}
     dead, regions = set(dead), [_Needed(region) for region in signature.regions]
     needed = {at for region in regions for at in region.without(dead)}
@@ -70,8 +70,10 @@ def _droppable(signature: Signature, dead: set[int]) -> set[int]:
 
 
 class _Needed:
-    """What the results of a region need of its inputs, found step by step: each node is
-    looked at once."""
+    """The dependences of a region's results on its inputs, followed on demand.
+
+    Each node is visited once.
+    """
 
     def __init__(self, region: Region) -> None:
         graph = region.graph
@@ -88,23 +90,23 @@ class _Needed:
         self._done: set[Node] = set()
 
     def without(self, dead: set[int]) -> list[int]:
-        """The args needed by all that is not dead, and by effects."""
+        """Return the args that effects and all results but the dead ones need."""
         acting = [node for node in self._nodes if effects(node)]
         self._done.update(acting)
         args = [
-            a for at, found in self._outputs.items() if at not in dead for a in found
+            a for at, values in self._outputs.items() if at not in dead for a in values
         ]
         return self._mark(
             [*vars_of(args), *(v for n in acting for v in self._reads(n))]
         )
 
     def of(self, results: set[int]) -> list[int]:
-        """The args needed by these results, and by none before."""
+        """Return the args that these results need, without those returned before."""
         args = [a for result in results for a in self._outputs.get(result, ())]
         return self._mark(vars_of(args))
 
     def _mark(self, pending: list[Var]) -> list[int]:
-        found: list[int] = []
+        args: list[int] = []
         while pending:
             var = pending.pop()
             if var in self._live:
@@ -112,8 +114,8 @@ class _Needed:
             self._live.add(var)
             node, at = self._maker.get(var), self._args.get(var)
             if at is not None:
-                found.append(at)
+                args.append(at)
             if node is not None and node not in self._done:
                 self._done.add(node)
                 pending += self._reads(node)
-        return found
+        return args

@@ -1,7 +1,7 @@
-"""Putting graphs in the place of nodes that mean no more than a graph.
+"""Inline nodes that lower to a graph.
 
-What `associative_scan` and `invoke_subgraph` lower to is known at once; the passes
-after this one then see through them. Other nodes get subgraphs of their own.
+Examples are `associative_scan` and `invoke_subgraph`; later passes then see the nodes
+of the graph. Other nodes get subgraphs that they do not share.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from hopflow.symbolic.size import Size, Symbol
 
 
 def expand_inlines(graph: Graph) -> Graph:
-    """In place, in all subgraphs; returns the graph."""
+    """Transform a graph and all its subgraphs in place; return the graph."""
     _expand(graph, set())
     return graph
 
@@ -48,8 +48,8 @@ def _expand(graph: Graph, owned: set[Graph]) -> None:
             at += 1
             continue
         del graph.nodes[at]
-        given = [a if isinstance(a, Var | Constant) else None for a in region.operands]
-        sizes = bind_symbols(region.graph, given)
+        values = [a if isinstance(a, Var | Constant) else None for a in region.operands]
+        sizes = bind_symbols(region.graph, values)
         rest = len(graph.nodes) - at
         outputs = inline(graph, at, region.graph, region.operands, sizes)
         _number(graph.nodes[at : len(graph.nodes) - rest], node)
@@ -58,41 +58,44 @@ def _expand(graph: Graph, owned: set[Graph]) -> None:
 
 
 def _check(node: Node, region: Inline) -> None:
-    """
+    """Check the graph that a node lowers to.
+
     Raises:
-        RuleReadError: the graph has tensors of its own.
-        OperatorError: it does not take the operands that it is given, or gives other
-            results than the node has.
+        RuleReadError: The graph reads a tensor from outside, which is an attribute.
+        OperatorError: It does not accept the operands, or its results are not those of
+            the node.
     """
     graph, operands = region.graph, region.operands
     for value in graph.attributes.values():
         raise RuleReadError("lower", value.type)
-    takes = [v.type for v in graph.inputs]
-    given = [getattr(a, "type", SYMBOL_TYPE) for a in operands]
-    has = [v.type for v in node.results]
-    for what, expected, found in (
-        ("take the operands that come with it", given, takes),
-        ("return the results of the node", has, graph.out_types),
+    accepted = [v.type for v in graph.inputs]
+    operand_types = [getattr(a, "type", SYMBOL_TYPE) for a in operands]
+    result_types = [v.type for v in node.results]
+    for rule, expected, actual in (
+        ("take the operands that come with it", operand_types, accepted),
+        ("return the results of the node", result_types, graph.out_types),
     ):
-        if texts := differing(expected, found):
-            wanted, got = texts
+        if texts := differing(expected, actual):
+            expected_text, actual_text = texts
             raise OperatorError(
                 f"{node.op.name}: the graph that `{type(node.op).__name__}.lower` puts "
-                f"in its place must {what}: {wanted}, and not {got}. Trace what "
-                "`debug` does."
+                f"in its place must {rule}: {expected_text}, and not {actual_text}. "
+                "Trace what `debug` does."
             )
 
 
 def _number(inserted: Sequence[Node], source: Node) -> None:
-    """Let what is made for a node, and has no number of its own, have that one's. What
-    stands in the place of a call has the numbers that follow on the call's: those of a
-    body that several calls share are of one of them."""
+    """Give inserted nodes without a number the number of their source node.
+
+    The nodes of a call's body get the numbers that follow on the call's, also where
+    several calls share the body, and its numbers are those of another call.
+    """
     number = source.meta.get("number", 0)
     first = inserted[0].meta.get("number", number) if inserted else number
     shift = number + 1 - first if source.op.is_call and first != number else 0
     for node in _walk(inserted):
-        known = node.meta.get("number")
-        node.meta["number"] = number if known is None else known + shift
+        own_number = node.meta.get("number")
+        node.meta["number"] = number if own_number is None else own_number + shift
 
 
 def _walk(nodes: Sequence[Node]) -> Iterator[Node]:
@@ -103,7 +106,7 @@ def _walk(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def _with_values(region: Inline, graph: Graph) -> Inline:
-    """With the values of the sizes among the operands, where the graph has them."""
+    """Replace sizes among the operands by values of the graph, where it has them."""
     defined = {v.node.symbol: v for v in graph.symbols}
     defined |= {n.symbol: n.results[0] for n in graph.nodes if n.symbol is not None}
     operands = [
@@ -114,7 +117,7 @@ def _with_values(region: Inline, graph: Graph) -> Inline:
 
 
 def _reads_sizes(region: Inline) -> bool:
-    """Whether the graph computes with an operand that is a size, and no value here."""
+    """Return whether the graph computes with a size that is not a value here."""
     pairs = zip(region.graph.inputs, region.operands, strict=True)
     sizes = {var for var, a in pairs if not isinstance(a, Var | Constant)}
     used = chain.from_iterable([node.args for node in region.graph.nodes])
@@ -122,14 +125,16 @@ def _reads_sizes(region: Inline) -> bool:
 
 
 def _rename_sizes(graph: Graph, node: Node, outputs: Sequence[Arg]) -> None:
-    """Write what is there now for the sizes that a node had made."""
-    made: dict[Symbol, Size] = {}
+    """Replace the sizes that a node defined by those of the inserted nodes."""
+    renamed: dict[Symbol, Size] = {}
     for var, output in zip(node.results, outputs, strict=True):
-        match_shapes(var.type.shape, output.type.shape, made)
-    if not made:
+        match_shapes(var.type.shape, output.type.shape, renamed)
+    if not renamed:
         return
     defined = {n.symbol: n.results[0] for n in graph.nodes if n.symbol is not None}
-    sizes = {s: n for s, n in made.items() if s in defined and plain_symbol(n) is not s}
+    sizes = {
+        s: n for s, n in renamed.items() if s in defined and plain_symbol(n) is not s
+    }
     if not sizes:
         return
     for symbol, size in sizes.items():

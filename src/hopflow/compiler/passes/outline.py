@@ -1,10 +1,10 @@
-"""Bodies that many nodes run, as functions of their own.
+"""Outline bodies that many nodes run into functions.
 
-Calls of equal bodies, wherever they stand, call one function, which is passed over,
-scheduled and made native code once. What little code all calls of a body come to is put
-in their places instead (see `expand`), where it can be fused with what is around. So is
-what calls come to in graphs that the lowering of a node differentiates or batches: a
-function has no rules.
+Calls of equal bodies in a program call one function, which is optimised, scheduled and
+compiled once. If all calls of a body amount to little code, they are inlined instead
+(see `expand`), so that the code can be fused with its surroundings. Calls in graphs
+that the lowering of a node differentiates or batches are inlined too, since functions
+have no such rules.
 """
 
 from collections import Counter
@@ -20,18 +20,18 @@ from hopflow.loop_ir.kernels import Invocation
 from hopflow.symbolic.size import free_symbols
 
 SMALL: Final = 64
-"""As many nodes may stand in the place of all calls of a body."""
+"""The most nodes by which inlining may replace all calls of a body."""
 
 
 class Call:
     """`call(*args; function, types) -> results`: a node that runs a function.
 
-    function   a graph that is no part of this one, of the same inputs as the args
-    types      of the results
+    function   a separate graph, with the same inputs as the args
+    types      the types of the results
     """
 
     name = "call"
-    is_call = False  # of a graph of its own
+    is_call = False  # it has no subgraph of its own
     transforms = False
 
     def infer(
@@ -45,8 +45,8 @@ class Call:
         return self.infer(*types, **params)
 
     def node_effects(self, params: dict[str, Any]) -> frozenset[str]:
-        own: frozenset[str] = params["function"].effects
-        return own
+        result: frozenset[str] = params["function"].effects
+        return result
 
     def lower(
         self, _types: Any, *operands: Any, function: "Function", **_params: Any
@@ -59,9 +59,9 @@ CALL: Final = Call()
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Function:
-    """A graph as a param that passes over the graph around it do not look into.
+    """A graph as a param, which passes over the enclosing graph do not enter.
 
-    digest   of what it computes: all that its text tells, as nodes are compared by it
+    digest   the structural hash of the graph: nodes are compared by the text of params
     """
 
     graph: Graph = field(repr=False)
@@ -70,7 +70,7 @@ class Function:
 
 
 def outline_calls(graph: Graph) -> Graph:
-    """In place, in all subgraphs; returns the graph."""
+    """Transform a graph and all its subgraphs in place; return the graph."""
     bodies = _Bodies()
     bodies.count(graph)
     bodies.replace(graph)
@@ -78,14 +78,16 @@ def outline_calls(graph: Graph) -> Graph:
 
 
 def called_functions(graph: Graph) -> Iterator[Graph]:
-    """The functions that a graph calls itself, in its subgraphs too."""
-    found = [n.params["function"].graph for n in graph.walk() if n.op is CALL]
-    return iter(dict.fromkeys(found))
+    """Yield the functions that a graph and its subgraphs call directly."""
+    functions = [n.params["function"].graph for n in graph.walk() if n.op is CALL]
+    return iter(dict.fromkeys(functions))
 
 
 def number(graph: Graph, first: int = 0, sizes: dict[int, int] | None = None) -> Graph:
-    """Number the nodes, in `meta`, in the order of a walk from `first` on. Those of a
-    graph that several nodes share get the numbers that they have in the first."""
+    """Number the nodes, in `meta`, in the order of a walk, beginning with `first`.
+
+    The nodes of a graph that several nodes share keep the numbers of the first walk.
+    """
     sizes = {} if sizes is None else sizes
     k = first
     for node in graph.nodes:
@@ -100,7 +102,7 @@ def number(graph: Graph, first: int = 0, sizes: dict[int, int] | None = None) ->
 
 
 def _outlined(node: Node) -> Iterable[Graph]:
-    """The subgraphs of a node whose calls may be those of functions."""
+    """Return the subgraphs of a node whose calls may become calls of functions."""
     graphs = graphs_run(node)
     return () if graphs and node.op.transforms else graphs
 
@@ -109,8 +111,9 @@ def _outlined(node: Node) -> Iterable[Graph]:
 class _Bodies:
     """The bodies of calls, by what they compute.
 
-    calls    how many nodes call each
-    digests  of graphs, by their ids
+    calls    the number of nodes that call each body
+    digests  the digests of graphs, by their ids
+    sizes    the sizes of graphs, by their ids
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -124,7 +127,7 @@ class _Bodies:
         return self.digests[id(graph)]
 
     def size(self, graph: Graph) -> int:
-        """How many nodes a graph is with those of its subgraphs."""
+        """Return the number of nodes of a graph and of its subgraphs."""
         if id(graph) not in self.sizes:
             inner = [self.size(g) for n in graph.nodes for g in graphs_run(n)]
             self.sizes[id(graph)] = len(graph.nodes) + sum(inner)
@@ -154,14 +157,14 @@ class _Bodies:
         count = self.calls[self.digest(graph)]
         if count < 2 or count * self.size(graph) <= SMALL:
             return False
-        # Whose results have sizes that it makes, the caller cannot have memory for.
-        known = {v.node.symbol for v in graph.symbols}
-        return known.issuperset(
+        # The caller cannot allocate results whose sizes the body computes.
+        symbols = {v.node.symbol for v in graph.symbols}
+        return symbols.issuperset(
             free_symbols(*(n for t in graph.out_types for n in t.shape))
         )
 
     def call(self, node: Node, graph: Graph) -> None:
-        """Make a node a call of the function that its body is."""
+        """Turn a node into a call of the function with its body."""
         digest = self.digest(graph)
         if digest not in self.functions:
             self.functions[digest] = Function(number(graph), effects(graph), digest)

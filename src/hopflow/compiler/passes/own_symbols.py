@@ -1,8 +1,9 @@
-"""One symbol has one meaning in a program, and one size has one symbol.
+"""Give each size one symbol in a whole program, and each symbol one size.
 
-A graph may have symbols of its own for sizes that it is passed, or two for one: they
-become the symbol, or the number, that is passed. It may also have a symbol of the graph
-around it for another size, if several nodes were made with one graph: it is renamed.
+A graph may have separate symbols for sizes that it is passed, or two for the same size:
+they become the symbol, or the number, that is passed. It may also use a symbol of the
+enclosing graph for another size, if several nodes were made with one graph: that symbol
+is renamed.
 """
 
 from collections.abc import Sequence
@@ -14,18 +15,21 @@ from hopflow.symbolic.size import Size, Symbol
 
 
 def own_symbols(graph: Graph) -> Graph:
-    """In place, in all subgraphs, which no other node has; returns the graph."""
+    """Transform a graph and all its subgraphs, none shared, in place; return the
+    graph."""
     _settle(graph, [None] * len(graph.inputs), set())
     return graph
 
 
-def _settle(graph: Graph, passed: Sequence[object], known: set[Symbol]) -> None:
-    """Give a graph the sizes that it is passed, and other names to what is in `known`,
-    all symbols met so far; and go on to the subgraphs."""
+def _settle(graph: Graph, passed: Sequence[object], used: set[Symbol]) -> None:
+    """Replace the symbols of a graph by the sizes that it is passed, then of subgraphs.
+
+    Symbols in `used`, which other graphs use, get new names.
+    """
     sizes: dict[Symbol, Size] = {}
     names: dict[Node, Symbol] = {}
     inputs: dict[Symbol, Var] = {}
-    same: dict[Var, Arg] = {}  # what stands for inputs that are no size any more
+    same: dict[Var, Arg] = {}  # replacements of inputs that are no sizes any more
 
     def name(node: Node, symbol: Symbol) -> None:
         assert node.symbol is not None
@@ -49,17 +53,17 @@ def _settle(graph: Graph, passed: Sequence[object], known: set[Symbol]) -> None:
     new = [v.node for v in graph.inputs] + graph.nodes
     for node in new:
         if node.symbol is not None and node not in names:
-            name(node, other(node.symbol) if node.symbol in known else node.symbol)
+            name(node, other(node.symbol) if node.symbol in used else node.symbol)
     substitute_symbols(graph, sizes)
     replace_uses(graph, same)
     for node, symbol in names.items():
         node.symbol = symbol
-    known.update(names.values())
+    used.update(names.values())
     for node in graph.nodes:
         if has_regions(node):
             for region in signature_of(node).regions:
-                given = [
+                args = [
                     None if port.role == "carry" else passed_to(port, node.args)
                     for port in region.inputs
                 ]
-                _settle(region.graph, given, known)
+                _settle(region.graph, args, used)

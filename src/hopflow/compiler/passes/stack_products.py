@@ -1,8 +1,8 @@
-"""Products that each step of a loop makes of its slice: one product before the loop.
+"""Turn the products of a loop's slices into one product before the loop.
 
-A product of one row reads a whole matrix for it. Made for all slices at once, it reads
-the matrix as often as there are tiles of many rows. So it is for `x @ w` in a step of a
-recurrent network, where `x` is the step's input and `w` is the same in each.
+A product of one row reads a whole matrix for it. One product of all slices reads the
+matrix only once for each tile of many rows. An example is `x @ w` in a step of a
+recurrent network, where `x` is the step's input and `w` is invariant.
 """
 
 from typing import Any, Final
@@ -16,16 +16,16 @@ from hopflow.ops.views import reshape, transpose
 from hopflow.symbolic.size import Size
 
 FEW: Final = 4
-"""A product of more rows than these reads the matrix well enough by itself."""
+"""The most rows of a product for which it pays to stack slices."""
 LARGEST: Final = 1 << 26
-"""Bytes of all products at most: they are in memory together."""
+"""The most bytes of all products, which are in memory together."""
 WIDEST: Final = 4
-"""Where only a run knows how many there are: how many times as long as its slice a
-product is at most. So they take that much more memory than the stack does."""
+"""The largest ratio of a product to its slice if the number of steps is symbolic. It
+also bounds the ratio of the memory of all products to that of the stack."""
 
 
 def stack_products(graph: Graph) -> Graph:
-    """In place, in all subgraphs; returns the graph."""
+    """Transform a graph and all its subgraphs in place; return the graph."""
     at = 0
     while at < len(graph.nodes):
         node = graph.nodes[at]
@@ -40,7 +40,7 @@ def stack_products(graph: Graph) -> Graph:
 
 
 def _move_out(graph: Graph, at: int, node: Node) -> int:
-    """Move the products out of one loop; how many nodes that put before it."""
+    """Move products out of a loop; return how many nodes are inserted before it."""
     before = len(graph.nodes)
     [region] = signature_of(node).regions
     for inner in filter(has_few_rows, list(region.graph.nodes)):
@@ -57,7 +57,7 @@ def _move_out(graph: Graph, at: int, node: Node) -> int:
 
 
 def outside(node: Node, region: Region, value: Arg, role: Role) -> Arg | None:
-    """The arg of a loop that an input of this role is of."""
+    """Return the arg of a loop for a value that is an input of this role, or None."""
     for var, port in zip(region.graph.inputs, region.inputs, strict=True):
         if var is value and port.role == role and port.at is not None:
             return node.args[port.at]
@@ -65,21 +65,22 @@ def outside(node: Node, region: Region, value: Arg, role: Role) -> Arg | None:
 
 
 def source_of(arg: Arg) -> Arg:
-    """What `arg` is but for its shape: the same elements in the same order."""
+    """Return the value that `arg` is a reshape of: it has the same elements in
+    order."""
     while isinstance(arg, Var) and (arg.node.op is reshape or _turns_a_row(arg.node)):
         arg = arg.node.args[0]
     return arg
 
 
 def _turns_a_row(node: Node) -> bool:
-    """Whether the node transposes a matrix of one row or column."""
+    """Return whether a node transposes a matrix of one row or column."""
     if node.op is not transpose:
         return False
     return sum(not is_one(n) for n in node.results[0].type.shape) <= 1
 
 
 def has_few_rows(product: Node) -> bool:
-    """Whether the product, of a row or some, costs what reading its matrix costs."""
+    """Return whether a product has so few rows that reading its matrix dominates."""
     if product.op is not matmul_op or product.args[0].type.ndim != 2:
         return False
     rows = product.args[0].type.shape[0]
@@ -87,7 +88,7 @@ def has_few_rows(product: Node) -> bool:
 
 
 def _fits(product: Node, length: Size, matrix: TensorType) -> bool:
-    """Whether all products together are not too large."""
+    """Return whether all products together are small enough."""
     rows = product.args[0].type.shape[0]
     inner, columns = matrix.shape
     if all(isinstance(n, int) for n in (length, rows, columns)):
@@ -98,18 +99,19 @@ def _fits(product: Node, length: Size, matrix: TensorType) -> bool:
 
 
 def in_the_trace(size: Size) -> float | None:
-    """What a size was in the call that was traced; None: that is not known."""
+    """Return the size in the traced call, or None if it is unknown."""
     return size if isinstance(size, int) else size.hint
 
 
 class Inserter:
-    """Puts nodes among others from position `at` on, with the line of `like`."""
+    """Inserts nodes into a list from position `at` on, with the source line of
+    `like`."""
 
     def __init__(self, nodes: list[Node], at: int, like: Node) -> None:
         self.nodes, self.at, self.like = nodes, at, like
 
     def __call__(self, op: Any, *args: Arg, **params: Any) -> Var:
-        """Insert one node; its result."""
+        """Insert a node, and return its result."""
         [type_] = op.result_types([a.type for a in args], params)
         node = Node("call_function", op, args, params, line=self.like.line)
         node.results = (Var(node, 0, type_),)
@@ -123,7 +125,7 @@ class Inserter:
 
 
 def _product(graph: Graph, at: int, like: Node, xs: Arg, matrix: Arg) -> Var:
-    """Insert the product of all slices: [length, *, n]."""
+    """Insert the product of all slices, and return it: [length, *, n]."""
     length, rows = xs.type.shape[0], like.args[0].type.shape[0]
     inner, columns = matrix.type.shape
     insert = Inserter(graph.nodes, at, like)
@@ -132,8 +134,10 @@ def _product(graph: Graph, at: int, like: Node, xs: Arg, matrix: Arg) -> Var:
 
 
 def _add_slice(node: Node, stack: Var, type_: TensorType) -> Var:
-    """Give a loop one more stack, after the others; the input for its slice, of a type
-    in the terms of the body."""
+    """Give a loop one more stack, after the others; return the input for its slice.
+
+    The slice has a type in the symbols of the body.
+    """
     signature = signature_of(node)
     [region] = signature.regions
     last = max(i for i, role in enumerate(signature.args) if role == "slice")

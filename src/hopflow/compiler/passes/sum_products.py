@@ -1,8 +1,8 @@
-"""Products that each step of a loop adds to a sum: one product after the loop.
+"""Turn products that the steps of a loop add to a sum into one product after the loop.
 
-The gradient of a matrix that each step of a recurrent network multiplies by is such a
-sum, of `x.T @ ct`. Each step reads and writes all of it; the one product of all rows
-`x` and `ct`, stacked, writes it once.
+An example is the gradient of a matrix that each step of a recurrent network multiplies
+by: a sum of `x.T @ ct`. Each step reads and writes all of the sum; the one product of
+all rows `x` and `ct`, stacked, writes it once.
 """
 
 from collections import Counter
@@ -36,11 +36,11 @@ from hopflow.ops.views import transpose
 from hopflow.symbolic.size import Size
 
 SMALL: Final = 1 << 10
-"""A sum of so few elements stays in the fastest cache, and costs a step little."""
+"""A sum of at most this many elements stays in the fastest cache."""
 
 
 def sum_products(graph: Graph) -> Graph:
-    """In place, in all subgraphs; returns the graph."""
+    """Transform a graph and all its subgraphs in place; return the graph."""
     for node in list(graph.nodes):
         if has_regions(node):
             signature = signature_of(node)
@@ -53,9 +53,9 @@ def sum_products(graph: Graph) -> Graph:
 
 @dataclass(slots=True)
 class _Loop:
-    """A loop over slices, to whose results stacks are added.
+    """A loop over slices, which may get further stacks as results.
 
-    stacks   what became of values of its body: the stack of all steps' values
+    stacks   by value of the body the result that stacks the values of all steps
     """
 
     node: Node
@@ -67,44 +67,45 @@ class _Loop:
         return self.region.graph
 
     def ends(self, pair: CarryPair) -> tuple[int, int]:
-        """Which input and which output of the body belong to a carry."""
+        """Return the numbers of the input and the output of the body that a carry
+        has."""
         ends = self.region.input_of(pair.arg), self.region.output_of(pair.result)
         assert None not in ends
         return ends  # type: ignore[return-value]
 
     def pass_on(self, pair: CarryPair) -> None:
-        """Let the body return a carry as it was given."""
+        """Make the body return a carry unchanged."""
         input_, output = self.ends(pair)
         outputs = list(self.body.outputs)
         outputs[output] = self.body.inputs[input_]
         self.body.outputs = tuple(outputs)
 
-    def known(self, value: Var) -> Arg | None:
-        """The stack of what `value` is in each step, if there is one."""
+    def existing_stack(self, value: Var) -> Arg | None:
+        """Return the existing stack of a value of the body, or None."""
         source = source_of(value)
-        found = outside(self.node, self.region, source, "slice")
-        return found or self.stacks.get(source)  # type: ignore[arg-type]
+        stack = outside(self.node, self.region, source, "slice")
+        return stack or self.stacks.get(source)  # type: ignore[arg-type]
 
     def stacked(self, value: Var, length: Size) -> Arg:
-        """The same; a further result of the loop if there is none."""
-        known = self.known(value)
-        if known is not None:
-            return known
+        """Return the stack of a value of the body, a new result if there is none."""
+        stack = self.existing_stack(value)
+        if stack is not None:
+            return stack
         node, signature = self.node, signature_of(self.node)
         type_ = TensorType(value.type.dtype, (length, *value.type.shape))
-        made = Var(node, len(node.results), type_)
-        node.results = (*node.results, made)
+        result = Var(node, len(node.results), type_)
+        node.results = (*node.results, result)
         self.body.outputs = (*self.body.outputs, value)
         roles = (*signature.results, "stacked")
         node.params = node.op.with_roles(node.params, signature.args, roles)
-        self.stacks[source_of(value)] = made  # type: ignore[index]
-        return made
+        self.stacks[source_of(value)] = result  # type: ignore[index]
+        return result
 
 
 class _Sum(NamedTuple):
     """A carry to which each step adds the product `x^T @ y`: [k, m], [k, n] -> [m, n].
 
-    `x` may be of the shape [m, 1] as well.
+    `x` may also have the shape [m, 1].
     """
 
     product: Node
@@ -113,7 +114,7 @@ class _Sum(NamedTuple):
 
     @property
     def sizes(self) -> tuple[Size, Size, Size]:
-        """m, n, k."""
+        """The sizes m, n and k."""
         m, n = self.product.results[0].type.shape
         return m, n, self.y.type.shape[0]
 
@@ -126,12 +127,12 @@ def _move_out(graph: Graph, node: Node) -> None:
     length = slices[0].type.shape[0]
     dropped: list[int] = []
     for pair in carries(signature):
-        found = _summed(loop, pair)
-        if found is None or not _pays(loop, found, slices):
+        sum_ = _summed(loop, pair)
+        if sum_ is None or not _pays(loop, sum_, slices):
             continue
-        m, n, k = found.sizes
-        xs, ys = (loop.stacked(v, length) for v in (found.x, found.y))
-        insert = Inserter(graph.nodes, graph.nodes.index(node) + 1, found.product)
+        m, n, k = sum_.sizes
+        xs, ys = (loop.stacked(v, length) for v in (sum_.x, sum_.y))
+        insert = Inserter(graph.nodes, graph.nodes.index(node) + 1, sum_.product)
         left = insert(transpose, insert.reshape(xs, length * k, m), axes=(1, 0))
         total = insert(matmul_op, left, insert.reshape(ys, length * k, n))
         total = insert(add, node.args[pair.arg], total)
@@ -144,19 +145,19 @@ def _move_out(graph: Graph, node: Node) -> None:
 
 
 def _summed(loop: _Loop, pair: CarryPair) -> _Sum | None:
-    """What each step adds to a carry, if that is all that it does with it."""
+    """Return what each step adds to a carry, if the carry has no other use."""
     body = loop.body
     input_, output = loop.ends(pair)
     carry, result = body.inputs[input_], body.outputs[output]
     if not isinstance(result, Var) or result.node.op is not add:
         return None
-    found = _product(result.node, carry)
-    if found is None:
+    sum_ = _product(result.node, carry)
+    if sum_ is None:
         return None
     reads = Counter([v for node in body.nodes for v in vars_of(node.args)])
     reads.update(vars_of(body.outputs))
-    once = (carry, result, found.product.results[0])
-    return found if all(reads[v] == 1 for v in once) else None
+    once = (carry, result, sum_.product.results[0])
+    return sum_ if all(reads[v] == 1 for v in once) else None
 
 
 def _product(sum_: Node, carry: Var) -> _Sum | None:
@@ -178,22 +179,25 @@ def _product(sum_: Node, carry: Var) -> _Sum | None:
 
 
 def _pays(loop: _Loop, sum_: _Sum, slices: Sequence[Arg]) -> bool:
-    """Whether the stacks are worth it: smaller, a step, than the sum, and not too large
-    together."""
+    """Return whether the stacks are worth their memory.
+
+    A step's part of the stacks must be smaller than the sum, and all of them not too
+    large.
+    """
     if not all(isinstance(size, int) for size in sum_.sizes):
         return False
     m, n, k = map(int, sum_.sizes)
     if m * n <= max(SMALL, k * (m + n)):
         return False
-    new = [v for v in (sum_.x, sum_.y) if loop.known(v) is None]
+    new = [v for v in (sum_.x, sum_.y) if loop.existing_stack(v) is None]
     row = sum(prod(map(int, v.type.shape)) for v in new)
     length = slices[0].type.shape[0]
     if isinstance(length, int):
         return length * row * sum_.y.type.dtype.itemsize <= LARGEST
-    own = [_row_in_the_trace(a.type) for a in slices]
-    return row <= WIDEST * sum(own)
+    widths = [_row_in_the_trace(a.type) for a in slices]
+    return row <= WIDEST * sum(widths)
 
 
 def _row_in_the_trace(stack: TensorType) -> float:
-    """How many elements a slice had in the call that was traced; 0: not known."""
+    """Return the number of elements of a slice in the traced call, 0 if unknown."""
     return prod(in_the_trace(n) or 0 for n in stack.shape[1:])
