@@ -1,1 +1,1 @@
-"""compiler."""
+"""The compiler: from graphs to native code."""

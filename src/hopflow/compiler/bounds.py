@@ -1,8 +1,8 @@
-"""Programs that check where they read and write, for `hf.config.check_bounds`.
+"""Programs that check their reads and writes, for `hf.config.check_bounds`.
 
-What a schedule makes is right by construction: an access out of range is a defect of
-ours, and shows here at once, with the buffer's name. Vector loops with checks in them
-run element by element; whether their vectors stay within memory, `guard_pages` shows.
+A schedule is correct by construction: an access out of bounds is a defect of the
+compiler, which shows here at once, with the buffer's name. Vector loops with checks run
+element by element; `guard_pages` shows whether their vectors stay in bounds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,11 @@ from hopflow.loop_ir.program import (
 
 
 def with_bounds_checks(program: Program) -> Program:
-    """The program, stopped by a trap of kind "bounds" before an access out of range; it
-    reports the index and the extent of the axis. The functions that it calls, too."""
+    """Return the program with a trap of kind "bounds" before each access out of bounds.
+
+    The trap reports the index and the extent of the axis. The functions that the
+    program calls get such traps too.
+    """
     return _checked(program, {})
 
 
@@ -50,8 +53,14 @@ def _checked(program: Program, done: dict[Program, Program]) -> Program:
 
 @dataclass
 class _Pass:
+    """The rewriting of one program.
+
+    sites       the sites of the program and of the added traps
+    functions   for each function the same function with checks
+    """
+
     sites: list[Site]
-    functions: dict[Program, Program]  # function -> itself with checks
+    functions: dict[Program, Program]
 
     def body(self, statements: Sequence[Stmt]) -> list[Stmt]:
         checked: list[Stmt] = []
@@ -73,7 +82,7 @@ class _Pass:
         return checked
 
     def call(self, s: Invoke) -> Invoke:
-        """A call of the function with checks, whose sites are those and more."""
+        """Return a call of the function with checks, which has additional sites."""
         function = self.functions[s.function]
         before = len(s.function.sites)
         site = len(self.sites)
@@ -81,8 +90,8 @@ class _Pass:
         return replace(s, function=function, site=site)
 
     def checks(self, s: Stmt) -> Iterator[Stmt]:
-        """A trap for each index that the expressions of `s` itself could misplace."""
-        for buffer, at, condition, what, rows in _accesses(s):
+        """Yield a trap for each index in the expressions of `s` itself."""
+        for buffer, at, condition, verb, rows in _accesses(s):
             for axis, (position, extent) in enumerate(
                 zip(at, buffer.shape, strict=False)
             ):
@@ -95,13 +104,13 @@ class _Pass:
                     fault = e.binary("and", condition, fault)
                 if fault.is_const and not fault.attr:
                     continue
-                what_and_where = f"{what} `{buffer.name}`, axis {axis}"
-                self.sites.append(Site("bounds", 0, what_and_where))
+                description = f"{verb} `{buffer.name}`, axis {axis}"
+                self.sites.append(Site("bounds", 0, description))
                 yield Trap(fault, len(self.sites) - 1, (position, extent))
 
 
 def _loop(s: For, body: list[Stmt]) -> For:
-    """`s` with another body: with traps in it, it is none for vectors."""
+    """Return `s` with another body; a vector loop with traps in it becomes serial."""
     serial = s.binding.kind == "vector" and len(body) > len(s.body)
     return replace(s, body=body, binding=SERIAL if serial else s.binding)
 
@@ -109,18 +118,18 @@ def _loop(s: For, body: list[Stmt]) -> For:
 class _Access(NamedTuple):
     """An element of a buffer, or a sub-array with `rows` along the last axis of `at`.
 
-    what   how it is accessed
+    verb   how it is accessed
     """
 
     buffer: Buffer
     at: Sequence[Expr]
     condition: Expr | None
-    what: str
+    verb: str
     rows: Expr | None = None
 
 
 def _accesses(s: Stmt) -> Iterator[_Access]:
-    """What `s` itself accesses."""
+    """Yield the accesses of `s` itself."""
     for node in walk.loaded(s):
         yield _Access(node.attr, e.index_of(node), e.condition_of(node), "reading")
     match s:
@@ -129,10 +138,10 @@ def _accesses(s: Stmt) -> Iterator[_Access]:
         case Call():
             for ref in s.args:
                 if isinstance(ref, Ref):
-                    what = f"`{s.routine}` on"
-                    yield _Access(ref.buffer, ref.at, None, what, ref.rows)
+                    verb = f"`{s.routine}` on"
+                    yield _Access(ref.buffer, ref.at, None, verb, ref.rows)
         case HostCall() | Invoke():
             called = "Python" if isinstance(s, HostCall) else f"`{s.function.name}`"
             for ref in s.refs:
-                what = f"a call of {called} on"
-                yield _Access(ref.buffer, ref.at, None, what, ref.rows)
+                verb = f"a call of {called} on"
+                yield _Access(ref.buffer, ref.at, None, verb, ref.rows)

@@ -9,10 +9,10 @@ from hopflow.stats import counts
 
 
 class KernelCache:
-    """Kernels by key: the least recently used are evicted first.
+    """Kernels by key; the least recently used are evicted first.
 
-    All of them together take at most `config.kernel_cache_bytes` of memory. A kernel
-    that is evicted lives as long as a caller holds it. The cache takes no lock.
+    Together they take at most `config.kernel_cache_bytes` of memory. An evicted kernel
+    lives as long as a caller holds it. The cache takes no lock.
     """
 
     def __init__(self) -> None:

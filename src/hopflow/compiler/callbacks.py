@@ -16,7 +16,7 @@ NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 class Callbacks:
-    """What the calls of Python in a program mean in one of the graphs it serves."""
+    """The functions of one of a program's graphs, by the site of the call."""
 
     def __init__(self, graph: Graph, program: Interface) -> None:
         kinds = "callback", "progress"
@@ -36,12 +36,16 @@ class Callbacks:
 
     @property
     def tells(self) -> bool:
-        """Whether the program tells the progress of a loop."""
+        """Whether the program reports the progress of a loop."""
         return bool(self._nodes["progress"])
 
     def __call__(self, site: int, address: int) -> None:
-        """Call the function of a site; `address` is that of the words that native code
-        gives (see `compiler.cpu.host_calls`)."""
+        """Call the function of a site.
+
+        Args:
+            address: The address of the words of native code (see
+                `compiler.cpu.host_calls`).
+        """
         if site in self._nodes["progress"]:
             self._tell(site, *(ctypes.c_int64 * 2).from_address(address))
             return
@@ -67,8 +71,8 @@ class Callbacks:
         pairs = zip(node.results, results, strict=True)
         types = tuple([v.type.with_shape(r.shape) for v, r in pairs])
         params = {**node.params, "types": types}
-        found = node.op.run(*operands, **params)
-        for result, value in zip(results, found, strict=True):
+        returned = node.op.run(*operands, **params)
+        for result, value in zip(results, returned, strict=True):
             result[...] = value
 
     def _tell(self, site: int, done: int, total: int) -> None:
@@ -77,7 +81,7 @@ class Callbacks:
 
 
 def _array(address: int, type_: TensorType, shape: Sequence[int]) -> NDArray:
-    """The array of a type that lies at an address."""
+    """Return the array of a type at an address."""
     dtype = type_.dtype.dtype
     size = prod(shape) * dtype.itemsize
     data = (ctypes.c_char * size).from_address(address)

@@ -1,4 +1,4 @@
-"""What runs a graph, compared with the graph interpreter: `hf.config.verify`."""
+"""Comparison of compiled code with the graph interpreter, for `hf.config.verify`."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,11 +15,14 @@ from hopflow.ops.opdef import OpDef
 from hopflow.tensor.eager import Eager, EagerTensor
 
 UP_TO_SIGNS: Final = frozenset(["qr", "eigh", "svd"])
-"""Operations whose meaning leaves the signs of columns open."""
+"""Operations whose definition leaves the signs of columns open."""
 
 
 def is_comparable(graph: Graph) -> bool:
-    """Whether a graph has one result, and may run twice: Python is called once."""
+    """Return whether a graph has unique results, and may run twice.
+
+    A graph with callbacks may not, since Python is called only once.
+    """
     names = {node.op.name for node in graph.walk() if node.op is not None}
     return not (effects(graph) & {"callback"} or names & UP_TO_SIGNS)
 
@@ -27,8 +30,13 @@ def is_comparable(graph: Graph) -> bool:
 def difference(
     graph: Graph, sizes: Sequence[int], arrays: Sequence[Any], results: Sequence[Any]
 ) -> str | None:
-    """What is wrong about the results that something has made of arrays, beside those
-    of the interpreter; None if they agree."""
+    """Return how results differ from the interpreter's, or None if they agree.
+
+    Args:
+        sizes: The values of the graph's symbols.
+        arrays: The other inputs.
+        results: The results to check.
+    """
     silent = _silent(graph)
 
     def run(rounding: Rounding) -> list[Any]:
@@ -37,9 +45,9 @@ def difference(
             for a, v in zip(arrays, graph.inputs[len(graph.symbols) :], strict=True)
         ]
         with using(Rounded(rounding)):
-            found = interpret(silent, [*sizes, *tensors], bind)
+            values = interpret(silent, [*sizes, *tensors], bind)
         types = [t.dtype.dtype for t in graph.out_types]
-        return [_array(x, t) for x, t in zip(found, types, strict=True)]
+        return [_array(x, t) for x, t in zip(values, types, strict=True)]
 
     try:
         return Expected(run).wrong(results)
@@ -48,7 +56,7 @@ def difference(
 
 
 def _silent(graph: Graph) -> Graph:
-    """A graph whose loops tell nobody how far they are: native code has done so."""
+    """Return the graph without reports of progress, which native code has made."""
     silent = clone(graph)
     for node in silent.walk():
         node.params = {k: v for k, v in node.params.items() if k != "progress"}
@@ -60,8 +68,8 @@ def _array(x: Any, dtype: np.dtype[Any]) -> Any:
 
 
 class Rounded(Eager):
-    """The eager interpreter, operators by their graphs; with results as a `Rounding`
-    has them."""
+    """The eager interpreter, which runs operators by their graphs and rounds
+    results."""
 
     __slots__ = ("_rounding",)
 
@@ -73,8 +81,8 @@ class Rounded(Eager):
         self, op: Any, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[Value, ...]:
         if type(op) is not OpDef:
-            found: tuple[Value, ...] = op.interpret(args, params)
-            return found
+            interpreted: tuple[Value, ...] = op.interpret(args, params)
+            return interpreted
         results = super().process(op, args, params)
         if op.unview is not None:
             return results

@@ -1,7 +1,7 @@
 """The sizes of a call: computed once, exactly, and checked before memory is allocated.
 
-A program is told each size that its symbols decide (see `Program.derived`). So the
-memory that the caller allocates and the loops that write it cannot be of two minds.
+A program receives each size that its symbols determine (see `Program.derived`), so that
+the memory that the caller allocates always agrees with the loops that write it.
 """
 
 import math
@@ -27,24 +27,24 @@ CallSizes: TypeAlias = Callable[..., tuple[tuple[int, ...], list[tuple[int, ...]
 """From the values of the symbols to the derived sizes and the shapes of the results."""
 
 _FAULTS: Final = (ArithmeticError, ValueError, TypeError)
-"""What Python raises where an expression has no value: a division by zero, a float that
-is too large or NaN, a power that is complex."""
+"""The errors of an expression without a value: a division by zero, a float that is too
+large or NaN, a complex power."""
 
 
 def call_sizes(graph: Graph, program: Interface, shapes: Sequence[Shape]) -> CallSizes:
-    """What the calls of a program compute of their sizes.
+    """Return the function that computes the sizes of a program's calls.
 
     Args:
-        graph: A graph that the program is of: it has the lines for errors.
-        shapes: Those of the results, over the symbols of `graph`.
+        graph: The graph of the caller: errors name its source lines.
+        shapes: The shapes of the results, over the symbols of `graph`.
 
-    Raises, when it is called:
-        ShapeError: a size is negative, or larger than any memory, or has no value.
-        ArgumentRangeError: an integer is one that int64 cannot hold.
+    Raises, when the function is called:
+        ShapeError: A size is negative, or larger than any memory, or has no value.
+        ArgumentRangeError: An integer is out of the range of int64.
     """
     symbols = [v.node.symbol for v in graph.symbols if v.node.symbol]
-    own = dict(zip(program.symbols, symbols, strict=True))
-    return _Source(graph, program, own, shapes).compiled()
+    renaming = dict(zip(program.symbols, symbols, strict=True))
+    return _Source(graph, program, renaming, shapes).compiled()
 
 
 class _Source:
@@ -74,17 +74,17 @@ class _Source:
         return format_operand(size.expression, self._names.__getitem__)
 
     def _named(self, size: Size) -> str:
-        """The text of a size, by its name if it is a derived one."""
+        """Return the text of a size, or its name if it is a derived one."""
         text = self._text(size)
         return self._derived.get(text, text if text.isidentifier() else f"({text})")
 
     def _fits(self, type_: TensorType, shape: Shape) -> str:
-        """The condition that there can be a tensor of a type."""
+        """Return the condition that a tensor of a type fits into memory."""
         factors = [f"({self._named(n)} or 1)" for n in shape]
         return f"{'*'.join(factors)}*{type_.dtype.itemsize} <= {MOST_BYTES}"
 
     def compiled(self) -> CallSizes:
-        """The function."""
+        """Return the compiled function."""
         names = [f"v{k}" for k in range(len(self.symbols))]
         derived = list(self._derived.values())
         conditions = [f"{INT64.low} <= {name} <= {INT64.high}" for name in derived]
@@ -115,20 +115,22 @@ class _Source:
         function: CallSizes = scope["sizes"]
         return function
 
-    # --- what is wrong, sought only where something is ---
+    # --- the error, computed only after a condition has failed ---
 
     def fault(self, *values: int) -> HopflowError:
-        """The error for these values of the symbols: that of a check which fails, if it
-        stands before what is wrong."""
-        known = dict(zip(self.program.symbols, values, strict=True))
+        """Return the error for these values of the symbols.
+
+        A check on sizes that fails takes precedence if it comes before the faulty size.
+        """
+        numbers = dict(zip(self.program.symbols, values, strict=True))
         nodes = list(self.graph.walk())
         faults = [
             *(
-                (d.node, self._derived_fault(d, nodes[d.node], known))
+                (d.node, self._derived_fault(d, nodes[d.node], numbers))
                 for d in self.program.derived
             ),
             *(
-                (t.node, self._type_fault(t.type, nodes[t.node], known))
+                (t.node, self._type_fault(t.type, nodes[t.node], numbers))
                 for t in self.program.types
             ),
         ]
@@ -138,31 +140,31 @@ class _Source:
         return failed_check(self.graph, values, nodes[number]) or error
 
     def _derived_fault(
-        self, derived: DerivedSize, node: Node, known: Mapping[Symbol, int]
+        self, derived: DerivedSize, node: Node, values: Mapping[Symbol, int]
     ) -> HopflowError | None:
         size, at = derived.size, f" ({node.line})" if node.line else ""
         try:
-            value = substitute(size, known)
+            value = substitute(size, values)
         except _FAULTS as error:
             return ShapeError(
                 f"the size `{_described(size)}`{at} has no value with "
-                f"{self._given(known)}: {error}."
+                f"{self._shown(values)}: {error}."
             )
         if not isinstance(value, int) or value in INT64:
             return None
         if node.op is symbolic_int:
             return beyond_int64(_described(size), value, at)
         return ShapeError(
-            f"the size `{_described(size)}`{at} is {value} with {self._given(known)}: "
+            f"the size `{_described(size)}`{at} is {value} with {self._shown(values)}: "
             "larger than any memory."
         )
 
     def _type_fault(
-        self, type_: TensorType, node: Node, known: Mapping[Symbol, int]
+        self, type_: TensorType, node: Node, values: Mapping[Symbol, int]
     ) -> HopflowError | None:
         try:
-            shape = [substitute(n, known) for n in type_.shape]
-        except _FAULTS:  # which is the fault of a derived size
+            shape = [substitute(n, values) for n in type_.shape]
+        except _FAULTS:  # a derived size has the fault
             return None
         name = node.op.name if node.op is not None else node.kind
         place = f"{name} ({node.line})" if node.line else name
@@ -170,7 +172,7 @@ class _Source:
             if isinstance(size, int) and size < 0:
                 return ShapeError(
                     f"{place}: the size `{_described(declared)}` is {size} with "
-                    f"{self._given(known)}. A size must be at least 0."
+                    f"{self._shown(values)}. A size must be at least 0."
                 )
         try:
             check_addressable(place, type_.with_shape(shape))
@@ -178,41 +180,41 @@ class _Source:
             return error
         return None
 
-    def _given(self, known: Mapping[Symbol, int]) -> str:
-        return ", ".join(f"{_name(s)} = {n}" for s, n in known.items())
+    def _shown(self, values: Mapping[Symbol, int]) -> str:
+        return ", ".join(f"{_name(s)} = {n}" for s, n in values.items())
 
 
 def failed_check(
     graph: Graph, sizes: Sequence[int], before: Node | None = None
 ) -> HopflowError | None:
-    """The error of the first check on sizes that fails; None: none does.
+    """Return the error of the first check on sizes that fails, or None.
 
     Args:
         sizes: The values of the graph's symbols.
-        before: Only checks before this node, or before the one that has it in a body.
+        before: Only checks before this node, or before the node with it in a body.
     """
     values: dict[Arg, Operand] = {
         var: Constant(n, SYMBOL_TYPE)
         for var, n in zip(graph.symbols, sizes, strict=True)
     }
-    known = Sizes()
+    bindings = Sizes()
     for var, n in zip(graph.symbols, sizes, strict=True):
         if var.node.symbol is not None:
-            known.known[var.node.symbol] = n
+            bindings.known[var.node.symbol] = n
     for node in graph.nodes:
         if node is before or any(
             n is before for g in node.graphs.values() for n in g.walk()
         ):
             return None
-        if not _is_of_sizes(node, values, known):
+        if not _is_of_sizes(node, values, bindings):
             continue
         operands = [a if isinstance(a, Constant) else values[a] for a in node.args]
         try:
-            results = bind(node.op, operands, known.bind(node.params))
+            results = bind(node.op, operands, bindings.bind(node.params))
         except CheckError:
             at = f" ({node.line})" if node.line else ""
             return check_error(node.params, at, list(map(_number, operands[1:])))
-        except _FAULTS:  # which is the fault of a size
+        except _FAULTS:  # a size has the fault
             return None
         values.update(zip(node.results, results, strict=True))
     return None
@@ -222,25 +224,25 @@ def _number(operand: Operand) -> int:
     return int(operand.value if isinstance(operand, Constant) else operand.item())
 
 
-def _is_of_sizes(node: Node, values: Mapping[Arg, Operand], known: Sizes) -> bool:
-    """Whether a node computes a number of sizes alone, or checks one."""
+def _is_of_sizes(node: Node, values: Mapping[Arg, Operand], bindings: Sizes) -> bool:
+    """Return whether a node computes a number from sizes alone, or checks one."""
     return (
         node.op is not None
         and not node.graphs
         and effects(node) <= {"trap"}
         and not any(v.type.shape for v in node.results)
         and all(isinstance(a, Constant) or a in values for a in node.args)
-        and all(s in known.known for s in symbols_of(node))
+        and all(s in bindings.known for s in symbols_of(node))
     )
 
 
 def _described(size: Size) -> str:
-    """A size as a user would write it."""
+    """Return a size as a user would write it."""
     if not isinstance(size, SymInt):
         return str(size)
     return format_operand(size.expression, _name)
 
 
 def _name(symbol: Symbol) -> str:
-    """Where a symbol is from, if that is known."""
+    """Return where a symbol comes from, or its name."""
     return (symbol.env and symbol.env.symbols.get(symbol)) or symbol.name

@@ -1,17 +1,18 @@
-"""Files of compiled code, which all processes of a user share.
+"""Files of compiled code, shared by all processes of a user.
 
-A file is named by a digest of everything that its content depends on: what was
-compiled, for which CPU and under which settings, by which hopflow, LLVM and Python. So
-a file is never out of date, and processes that write one file write the same bytes.
+A file is named by a digest of everything that its content depends on: the source, the
+CPU, the settings, and the versions of hopflow, LLVM and Python. Therefore a file is
+never out of date, and processes that write the same file write the same bytes.
 
     <config.cache_dir>/0f3a…    a checksum of the content, and the content
 
-A file appears as a whole, under its name, or not at all. One that is damaged is
-removed, and counts as missing. All files together take at most
-`config.cache_dir_bytes`; those that were not used for longest go first.
+A file appears as a whole under its name, or not at all. A damaged one is removed, and
+counts as missing. All files together take at most `config.cache_dir_bytes`; the least
+recently used are removed first.
 
-Whoever may write to the folder can have code run by the processes that read it. So the
-folder is the user's own, and it is not used if anyone else may write to it.
+Whoever may write to the folder can make the processes that read it run any code.
+Therefore the folder belongs to the user, and it is not used if anyone else may write to
+it.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from hopflow.config import config
 
 _DIGEST_BYTES: Final = 16
 _KEPT: Final = 3 / 4
-"""The share of the files that is left, about, when there is no room for another."""
+"""About the share of the files that is kept when there is no room for another."""
 _PARTIAL: Final = ".partial"
 
 
@@ -41,7 +42,7 @@ def find(key: str) -> bytes | None:
     file = folder / _name(key)
     try:
         data = file.read_bytes()
-        os.utime(file)  # it was used
+        os.utime(file)  # mark it as used
     except OSError:
         return None
     checksum, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
@@ -53,11 +54,11 @@ def find(key: str) -> bytes | None:
 
 
 def store(key: str, content: bytes) -> None:
-    """Store a content for other processes, if there is a folder with room for it."""
+    """Store content for other processes, if there is a folder with room for it."""
     folder = _folder()
     if folder is None or len(content) > config.cache_dir_bytes:
         return
-    with contextlib.suppress(OSError):  # a full disk; another process has removed it
+    with contextlib.suppress(OSError):  # a full disk, or another process has removed it
         descriptor, partial = tempfile.mkstemp(_PARTIAL, dir=folder)
         try:
             with open(descriptor, "wb") as stream:
@@ -82,11 +83,11 @@ def _name(key: str) -> str:
 
 
 _sizes: Final[dict[Path, int]] = {}
-"""Of the files in a folder, as far as this process knows."""
+"""The size of the files in a folder, as far as this process knows."""
 
 
 def _folder() -> Path | None:
-    """The folder, which is made if there is none; None: there is none to be used."""
+    """Return the folder, created if it is missing, or None if none can be used."""
     return _usable(config.cache_dir) if config.cache_dir else None
 
 
@@ -106,7 +107,7 @@ def _usable(name: str) -> Path | None:
 
 
 def _make_room(folder: Path, added: int) -> None:
-    """Remove the files that were not used for longest, if all take too much room."""
+    """Remove the least recently used files if all of them take too much room."""
     if folder not in _sizes:
         _sizes[folder] = sum(size for _, size, _ in _files(folder))
     else:
@@ -125,7 +126,7 @@ def _make_room(folder: Path, added: int) -> None:
 
 
 def _files(folder: Path) -> Iterator[tuple[float, int, str]]:
-    """When each file was used last, its size, and its path."""
+    """Yield the time of last use, the size and the path of each file."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # another process has removed it
@@ -139,8 +140,8 @@ def _files(folder: Path) -> Iterator[tuple[float, int, str]]:
 
 @cache
 def _toolchain() -> str:
-    """Return the versions of everything that compiles, a part of each name."""
-    import llvmlite  # which version there is, without LLVM itself
+    """Return the versions of everything that affects code, a part of each file name."""
+    import llvmlite  # its version, without loading LLVM
 
     interpreter = f"{sys.implementation.cache_tag} {sys.version_info} {sys.platform}"
     return f"{_source()} {llvmlite.__version__} {interpreter}"
@@ -148,13 +149,13 @@ def _toolchain() -> str:
 
 @cache
 def _source() -> str:
-    """A digest of the source files of hopflow: of their names, sizes and times."""
-    found = blake2b(digest_size=_DIGEST_BYTES)
+    """Return a digest of the names, sizes and times of hopflow's source files."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
     for root, folders, names in os.walk(Path(__file__).parents[1], followlinks=True):
         folders[:] = sorted(f for f in folders if f != "__pycache__")
         for name in sorted(names):
             if name.endswith(".py"):
                 status = os.stat(os.path.join(root, name))
                 facts = name, status.st_size, status.st_mtime_ns
-                found.update(repr(facts).encode())
-    return found.hexdigest()
+                digest.update(repr(facts).encode())
+    return digest.hexdigest()

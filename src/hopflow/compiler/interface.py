@@ -1,5 +1,6 @@
-"""What a caller of a compiled program knows of it: what goes in, what comes out, and
-where it may stop. Nobody needs the program's statements once they are code.
+"""The interface of a compiled program: its parameters, results and sites.
+
+Callers need nothing else of the program once it is compiled.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Interface:
 
     @classmethod
     def of(cls, program: Program) -> "Interface":
-        """The interface of a program."""
+        """Return the interface of a program."""
         return cls(
             program.name,
             program.sizes,

@@ -1,8 +1,8 @@
-"""How the memory of an input lies: what a program is compiled for, and is told.
+"""The memory layouts of inputs, for which programs are compiled.
 
-A program for dense inputs knows their strides from their sizes. Another one is made for
-an input whose memory lies otherwise, and takes its strides as sizes: for a large input,
-that costs less than a dense copy in each call.
+A program for dense inputs computes their strides from their sizes. For an input of
+another layout there is another program, which takes its strides as sizes: for a large
+input that costs less than a dense copy in each call.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ import numpy as np
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 Layout: TypeAlias = Literal["dense", "rows", "strided"]
-"""Row-major; rows of elements side by side, which lie anywhere; or any strides."""
+"""Row-major, contiguous rows with any strides, or any strides."""
 
 Layouts: TypeAlias = tuple[Layout, ...]
 
 DENSE: Final[Layout] = "dense"
 
 SMALL: Final = 1 << 15
-"""Bytes up to which a copy costs about as much as the call."""
+"""The most bytes of an array whose copy costs about as much as the call."""
 
 
 def layout_of(array: NDArray) -> Layout:
-    """The layout of an array; "dense" also if a copy of it had best be made."""
+    """Return the layout of an array; "dense" also if it is better to copy it."""
     flags, size = array.flags, array.dtype.itemsize
     if flags.c_contiguous or array.nbytes <= SMALL:
         return DENSE
@@ -34,12 +34,12 @@ def layout_of(array: NDArray) -> Layout:
 
 
 def given_strides(layout: Layout, ndim: int) -> int:
-    """How many strides a program takes for an input of this layout."""
+    """Return the number of strides that a program takes for an input of this layout."""
     return {"dense": 0, "rows": ndim - 1, "strided": ndim}[layout]
 
 
 def strides_of(arrays: Sequence[NDArray], layouts: Layouts) -> list[int]:
-    """The strides that a program takes for these inputs, in elements."""
+    """Return the strides that a program takes for these inputs, in elements."""
     return [
         stride // array.dtype.itemsize
         for array, layout in zip(arrays, layouts, strict=True)

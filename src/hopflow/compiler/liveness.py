@@ -1,4 +1,4 @@
-"""What of a graph is computed at all: dead nodes are left out, equal ones done once."""
+"""The live nodes of a graph, without dead nodes and common subexpressions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from hopflow.graph.rewriting import effects, reader, static_symbols
 
 
 class Liveness:
-    """The nodes of a graph that are scheduled, and how many readers each var has.
+    """The nodes of a graph that are scheduled, and the number of readers of each var.
 
     nodes   the live ones, in order, without those that repeat an earlier one
     uses    for each var that is kept: its readers in `nodes`, one more for each output
@@ -29,7 +29,7 @@ class Liveness:
         self.nodes.reverse()
 
     def canonical(self, var: Var) -> Var:
-        """The var that is computed in the place of `var`."""
+        """Return the var that is computed in place of `var`."""
         return self._same.get(var, var)
 
     def count(self, var: Var) -> int:
@@ -42,7 +42,7 @@ class Liveness:
                 self.uses[var] = self.uses.get(var, 0) + 1
 
     def _distinct(self, nodes: Sequence[Node]) -> list[Node]:
-        alike: dict[Any, Node] = {}  # by all but their params
+        by_args: dict[Any, Node] = {}  # by operation and args, without params
         seen: dict[Any, Node] = {}
         kept = []
         for node in nodes:
@@ -52,7 +52,7 @@ class Liveness:
                 kept.append(node)
                 continue
             key = (node.op, tuple(map(self._key, node.args)))
-            other = alike.setdefault(key, node)
+            other = by_args.setdefault(key, node)
             first = node
             if other is not node:
                 seen.setdefault((key, _params_key(other)), other)

@@ -1,4 +1,4 @@
-"""Arrays in memory that a native program allocated, and that is freed with them."""
+"""Arrays in memory that a native program allocated, which is freed with them."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
@@ -11,14 +11,15 @@ WORD: Final = np.dtype(np.int64)
 
 
 def result_words(ndim: int) -> tuple[int, ...]:
-    """The shape of the words in which a program returns an array: address, sizes."""
+    """Return the shape of the words in which a program returns an array: address,
+    sizes."""
     return (1 + ndim,)
 
 
 def owned_array(
     words: NDArray, dtype: np.dtype[Any], free: Callable[[int], None]
 ) -> NDArray:
-    """The array of the words that a program returned; called once for each.
+    """Return the array of the words that a program returned; call it once for each.
 
     `free` is called with the address when nothing uses the memory any more.
     """
@@ -30,13 +31,13 @@ def owned_array(
 
 
 class _Memory:
-    """Bytes that are freed with this, which the arrays in them keep alive."""
+    """Bytes that are freed with this object, which arrays over them keep alive."""
 
     __slots__ = ("__array_interface__", "_address", "_free")
 
     def __init__(self, address: int, size: int, free: Callable[[int], None]) -> None:
         self._address = address
-        self._free = free  # here, for at exit modules may be gone before arrays
+        self._free = free  # kept here: at exit modules may be gone before arrays
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",

@@ -1,4 +1,4 @@
-"""From a graph to something that runs: the one place that knows all stages in order."""
+"""The pipeline from a graph to native code: the one place with all stages in order."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -60,8 +60,8 @@ from hopflow.tensor import EagerTensor
 _Call: TypeAlias = Callable[..., Trapped | None]
 
 _lock = RLock()
-# By the hash of a graph, the target, its donated inputs, how its inputs lie in memory,
-# and what settings decide.
+# The key is the hash of a graph, the target, the donated inputs, the layouts of the
+# inputs, and the settings that affect the code.
 _kernels = KernelCache()
 
 
@@ -73,13 +73,13 @@ def lower(
 ) -> tuple[Graph, Program]:
     """Run the passes over a copy of a graph, and schedule it.
 
-    The nodes of the copy know the numbers of those they come from, which the program
-    reports when it stops. All is verified if `config.verify`.
+    The nodes of the copy keep the numbers of the nodes that they come from, which the
+    program reports when it stops. Each stage is verified if `config.verify`.
 
     Args:
-        donated: Positions of inputs whose memory outputs may take; see `schedule`.
-        layouts: How the inputs lie in memory.
-        target: What the program is for; None: the CPU we run on.
+        donated: Positions of inputs whose memory outputs may use; see `schedule`.
+        layouts: The layouts of the inputs.
+        target: The target of the program; None is the CPU of this machine.
     """
     graph = number(clone(graph))
     _run_passes(graph)
@@ -96,19 +96,19 @@ def lower(
 
 
 def _default_target() -> CpuTarget:
-    """What programs are compiled for if nobody says so."""
+    """Return the target of programs for which the caller names none."""
     return host()
 
 
 def kernels_of(graph: Graph) -> KernelProgram:
-    """The kernel program of a graph, after the passes over a copy of it."""
+    """Return the kernel program of a graph, after the passes over a copy of it."""
     graph = number(clone(graph))
     _run_passes(graph)
     return kernel_program(graph)
 
 
 def _run_passes(graph: Graph) -> None:
-    """In place, over the functions that it calls too."""
+    """Run the passes over a graph and the functions that it calls, in place."""
     for run in PASSES:
         with passing(run.__name__, graph.name, lambda: format_graph(graph)):
             run(graph)
@@ -119,10 +119,10 @@ def _run_passes(graph: Graph) -> None:
 
 
 class Executable:
-    """A compiled graph: called with tensors for its inputs, it gives its outputs.
+    """A compiled graph, called with tensors for its inputs.
 
-    The native kernel is shared by all graphs of one structure; source lines and
-    messages are this graph's own.
+    All graphs of one structure share the native kernel; source lines and messages are
+    those of this graph.
     """
 
     @deep_recursion()
@@ -132,10 +132,10 @@ class Executable:
         donated: Sequence[int] = (),
         target: CpuTarget | None = None,
     ) -> None:
-        """Compile `graph`; its outputs may take the memory of `donated` inputs.
+        """Compile `graph`; its outputs may use the memory of `donated` inputs.
 
         Args:
-            target: What it is compiled for; None: the CPU we run on.
+            target: The target; None is the CPU of this machine.
         """
         self.graph = graph
         self.target = _default_target() if target is None else target
@@ -147,15 +147,17 @@ class Executable:
         inputs, outputs = interface.inputs, interface.outputs
         sources = {b: k for k, b in enumerate(inputs)}
         self._updated = {sources[b] for b in outputs if b in sources}
-        made = interface.made
-        self._made = [(k, b.dtype.dtype) for k, b in enumerate(outputs) if b in made]
+        allocated = interface.made
+        self._allocated = [
+            (k, b.dtype.dtype) for k, b in enumerate(outputs) if b in allocated
+        ]
         results = list(zip(graph.out_types, outputs, strict=True))
         self._out_shapes = [
-            result_words(t.ndim) if b in made else t.shape for t, b in results
+            result_words(t.ndim) if b in allocated else t.shape for t, b in results
         ]
         self._results = [
             (
-                WORD if b in made else t.dtype.dtype,
+                WORD if b in allocated else t.dtype.dtype,
                 t.weak,
                 sources.get(b),
             )
@@ -169,15 +171,15 @@ class Executable:
         """Run on concrete tensors, one for each input that is no symbol.
 
         Args:
-            sizes: What the symbols are; None: sizes of the tensors.
+            sizes: The values of the symbols; None takes them from the tensors.
 
         Raises:
             IndexingError, DivisionError, CheckError, LoopLimitError, LinalgError,
-                ShapeError, ArgumentRangeError: what stopped the program, with the
-                user's line.
-            Exception: what a callback raised.
-            InvalidTensorError, DeviceError: the host may not use an argument.
-            MemoryError: there is no room for a result, or for what leads to it.
+                ShapeError, ArgumentRangeError: The program has stopped; the error
+                has the user's line.
+            Exception: A callback has raised it.
+            InvalidTensorError, DeviceError: The host may not use an argument.
+            MemoryError: There is no memory for a result or for a temporary.
         """
         if self._updated:
             args = self._unshared(args)
@@ -202,7 +204,7 @@ class Executable:
             try:
                 trapped = call(*sizes, *strides, *derived, *arrays, *outputs)
             except BoundsError as error:
-                # Inputs may have sizes with which a check of the graph stops the run.
+                # Inputs may have sizes with which a check of the graph fails.
                 raise failed_check(self.graph, sizes) or error from None
         else:
             kernel = self.kernel
@@ -211,7 +213,7 @@ class Executable:
             trapped = self._call(*arrays, *outputs)
         if trapped is not None:
             raise self._error(kernel, trapped)
-        for k, dtype in self._made:
+        for k, dtype in self._allocated:
             outputs[k] = owned_array(outputs[k], dtype, self.kernel.free)
         if before is not None:
             wrong = difference(self.graph, sizes or (), before, outputs)
@@ -225,18 +227,20 @@ class Executable:
         ]
 
     def _unshared(self, args: Sequence[EagerTensor]) -> list[EagerTensor]:
-        """The arguments; of those that are written over and seen by others, copies."""
-        own = list(args)
+        """Return the arguments, with copies of those to overwrite that others share."""
+        unshared = list(args)
         for k in self._updated:
             args[k].check_host()
             is_once = sum(arg is args[k] for arg in args) == 1
             if not (is_once and _is_alone(args[k])):
-                own[k] = EagerTensor(args[k].array.copy())
-        return own
+                unshared[k] = EagerTensor(args[k].array.copy())
+        return unshared
 
     def _copies(self, kernel: Kernel, arrays: Sequence[Any]) -> list[Any] | None:
-        """The arguments of a kernel's first call, if `config.verify`: to compare what
-        it makes of them, which may be in their place."""
+        """Return copies of the arguments of a kernel's first call, if `config.verify`.
+
+        They are for the comparison of results, which may be in the arguments' memory.
+        """
         if not config.verify or kernel.compared or not is_comparable(self.graph):
             return None
         return [np.array(a) for a in arrays]
@@ -244,7 +248,7 @@ class Executable:
     def _allocate(
         self, shapes: Sequence[Sequence[Any]], arrays: Sequence[Any]
     ) -> list[Any]:
-        """Memory for results of these shapes: new, or that of an input."""
+        """Return memory for results of these shapes: new, or that of an input."""
         return [
             np.empty(shape, dtype) if source is None else arrays[source]
             for shape, (dtype, _, source) in zip(shapes, self._results, strict=True)
@@ -255,20 +259,20 @@ class Executable:
 
     @cached_property
     def _dense(self) -> "_Variant":
-        """What runs where all inputs are dense."""
-        return self._made_variant(self.kernel, self._call)
+        """The variant for inputs that are all dense."""
+        return self._new_variant(self.kernel, self._call)
 
-    def _made_variant(self, kernel: Kernel, call: _Call) -> "_Variant":
+    def _new_variant(self, kernel: Kernel, call: _Call) -> "_Variant":
         sizes = call_sizes(self.graph, kernel.interface, self._out_shapes)
         return _Variant(kernel, call, [], sizes)
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
-        """Which axes of which inputs tell the sizes."""
-        return [_where(self.graph, v) for v in self.graph.symbols]
+        """For each symbol an input and the axis whose size it is."""
+        return [_place_of(self.graph, v) for v in self.graph.symbols]
 
     def _bound(self, kernel: Kernel) -> _Call:
-        """A kernel that calls the functions of this graph, if it calls any."""
+        """Return a kernel that calls the callbacks of this graph, if it has any."""
         callbacks = Callbacks(self.graph, kernel.interface)
         if not callbacks:
             return kernel.call
@@ -276,9 +280,9 @@ class Executable:
         return shown(call) if callbacks.tells else call
 
     def _variant(self, arrays: list[Any]) -> "_Variant":
-        """What runs for arrays that lie so in memory, with the strides that it takes.
+        """Return the variant for the layouts of arrays, with their strides.
 
-        Copies take the place of arrays that it has to have dense.
+        It replaces arrays that must be dense by copies.
         """
         layouts = tuple(map(layout_of, arrays))
         for k, layout in enumerate(layouts):
@@ -288,8 +292,8 @@ class Executable:
             return self._dense
         if layouts not in self._variants:
             kernel = self._compiled(layouts)
-            found = self._made_variant(kernel, self._bound(kernel))
-            self._variants[layouts] = found
+            variant = self._new_variant(kernel, self._bound(kernel))
+            self._variants[layouts] = variant
         strides = strides_of(arrays, layouts)
         return self._variants[layouts]._replace(strides=strides)
 
@@ -331,8 +335,11 @@ class Executable:
 
 
 class _Variant(NamedTuple):
-    """A kernel for inputs that lie in memory in one way, with what a call of it takes:
-    the strides of those that are not dense, and what it computes of the sizes."""
+    """A kernel for inputs of certain layouts, and what a call of it needs.
+
+    strides   the strides of the inputs that are not dense
+    sizes     computes the derived sizes and the shapes of the results
+    """
 
     kernel: Kernel
     call: _Call
@@ -341,8 +348,11 @@ class _Variant(NamedTuple):
 
 
 def _is_alone(tensor: EagerTensor) -> bool:
-    """Whether nobody but `tensor` has its memory: no view, no other library's array, no
-    buffer (all of which hold the array, or are its base)."""
+    """Return whether only `tensor` uses its memory.
+
+    A view, an array of another library or a buffer would refer to the array, or be its
+    base.
+    """
     if getrefcount(tensor.array) != _OWN_REFERENCES:
         return False
     flags = tensor.array.flags
@@ -354,8 +364,8 @@ _PROBE: Final = EagerTensor(np.empty(0))
 _OWN_REFERENCES: Final = getrefcount(_PROBE.array)
 
 
-def _where(graph: Graph, symbol: Var) -> tuple[int, int]:
-    """Which axis of which tensor input tells a symbol."""
+def _place_of(graph: Graph, symbol: Var) -> tuple[int, int]:
+    """Return a tensor input and the axis whose size is a symbol."""
     tensors = [v for v in graph.inputs if v.node.section != "symbol"]
     for k, var in enumerate(tensors):
         for axis, n in enumerate(var.type.shape):
@@ -372,20 +382,20 @@ def _kernel(
     settings = config.check_bounds, config.guard_pages
     key = structural_hash(graph), target, donated, layouts, settings
     with _lock:
-        known = _kernels.find(key)
-        if known is not None:
+        cached = _kernels.find(key)
+        if cached is not None:
             counts.cache_hits += 1
-            return known
-        # What verifiers and logs see while a program is compiled is not in a file.
-        is_seen = config.verify or enabled("passes")
-        is_kept = not is_seen and is_portable(graph)
-        found = files.find(f"program {key}") if is_kept else None
-        if found is not None:
+            return cached
+        # A program from a file would not show its stages to verifiers and logs.
+        shows_stages = config.verify or enabled("passes")
+        is_stored = not shows_stages and is_portable(graph)
+        stored = files.find(f"program {key}") if is_stored else None
+        if stored is not None:
             counts.file_hits += 1
-            native = ObjectCode.from_bytes(found)
+            native = ObjectCode.from_bytes(stored)
         else:
             native = _compile(graph, target, donated, layouts)
-            if is_kept:
+            if is_stored:
                 files.store(f"program {key}", native.to_bytes())
         kernel = Kernel(native, target)
         _kernels.add(key, kernel)
@@ -406,10 +416,10 @@ def _compile(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Do not look for cycles in memory meanwhile.
+    """Disable the garbage collector in this context.
 
-    A program in the making is millions of objects, which live as long as it takes, and
-    have no cycles. To go through them again and again takes a third of the time.
+    A program under construction is millions of objects without cycles, which live until
+    it is compiled. To scan them again and again takes a third of the time.
     """
     is_enabled = gc.isenabled()
     gc.disable()
@@ -421,7 +431,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def clear_cache() -> None:
-    """Forget all compiled programs (those in use stay alive)."""
+    """Remove all compiled programs from the cache; those in use stay alive."""
     with _lock:
         _kernels.clear()
 
@@ -433,8 +443,8 @@ def execute(
     graph = Graph(op.name)
     inputs: list[Arg] = []
     tensors = []
-    given: Any = tuple(args)
-    roles = op.signature(Node("call_function", op, given, params)).args
+    operands: Any = tuple(args)
+    roles = op.signature(Node("call_function", op, operands, params)).args
     for k, (arg, role) in enumerate(zip(args, roles, strict=True)):
         if role == "symbol" and isinstance(arg, Constant):
             inputs.append(arg)  # a constant, as the shapes of the tensors are

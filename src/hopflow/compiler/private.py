@@ -1,7 +1,7 @@
-"""Buffers that each thread of a loop has for itself.
+"""Buffers of which each thread of a loop has its own copy.
 
-What is made and used up within one iteration can be in memory that no other iteration
-knows. Such buffers are not in the arena: a thread allocates them when it begins.
+A buffer that is written and read within one iteration can be in memory that no other
+iteration accesses. It is not in the arena: each thread allocates it when it starts.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from hopflow.loop_ir.program import For, Stmt
 
 
 def private_buffers(body: Sequence[Stmt]) -> dict[For, list[Buffer]]:
-    """Those of each loop over threads in the body of a program."""
+    """Return the private buffers of each loop over threads in the body of a program."""
     loops = [s for s in walk.statements(body) if isinstance(s, For)]
     threaded = [s for s in loops if s.binding.kind == "threads"]
     uses = walk.uses(body if threaded else ())
@@ -22,15 +22,15 @@ def private_buffers(body: Sequence[Stmt]) -> dict[For, list[Buffer]]:
 
 
 def private_to(loop: For, uses: Counter[Buffer]) -> list[Buffer]:
-    """The buffers of the arena that only this loop names, not by rows of its own.
+    """Return the buffers of the arena that only this loop names, and not by rows.
 
     Args:
         uses: How often the program names each buffer.
     """
-    own = walk.uses(loop.body)
+    counts = walk.uses(loop.body)
     axes = Summary.of(loop).axes
     return [
         b
-        for b, count in own.items()
+        for b, count in counts.items()
         if b.space == "arena" and uses[b] == count and not axes.get(b, True)
     ]

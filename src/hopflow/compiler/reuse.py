@@ -1,4 +1,4 @@
-"""Buffers that are not live at once share the arena, the memory of a program.
+"""Let buffers that are not live at once share the arena, the memory of a program.
 
     buffer a0: f64[8] in arena              arena of 64 bytes: a0 at 0, b1 at 0
     buffer b1: f64[8] in arena
@@ -7,14 +7,13 @@
     for i3 in 0..8: b1[i3] = y[i3]
     copy out1 <- b1
 
-Buffers that are never live at once may share memory. Statements are numbered in the
-order of their text, and a buffer is live from its first access to its last, in the
-innermost body that contains all of them, if in that body it is wholly written before
-anything else touches it. If that cannot be seen, its value may come from an earlier
-iteration: it is live throughout the outermost loop around all its accesses.
+Statements are numbered in program order. A buffer is live from its first access to its
+last, in the innermost body that contains all accesses, if that body writes all of it
+before anything else accesses it. Otherwise its value may come from an earlier
+iteration, and it is live throughout the outermost loop around all accesses.
 
-A loop that runs its iterations at once (gang, threads, GPU axes) counts as one
-statement: what is dead in one iteration may be live in another.
+A loop that runs its iterations concurrently (gang, threads, GPU axes) counts as one
+statement, since a buffer that is dead in one iteration may be live in another.
 """
 
 from bisect import bisect_right
@@ -57,12 +56,14 @@ NDArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """Where the buffers of the arena lie; those that the program itself or a
-    thread allocates, or that are in shared memory, are not in it.
+    """The layout of the arena.
 
-    offsets   bytes from the beginning, multiples of 64, as i64 expressions over the
+    It has neither the buffers that the program or a thread allocates, nor those in
+    shared memory.
+
+    offsets   offsets in bytes, multiples of 64, as i64 expressions over the
               program's sizes
-    total     bytes of the whole
+    total     the size in bytes
     """
 
     offsets: Mapping[Buffer, Expr]
@@ -74,7 +75,7 @@ class ArenaPlan:
 
 
 class Interval(NamedTuple):
-    """From the first to the last statement, by number, both included."""
+    """The statements from `start` to `stop`, by number, both included."""
 
     start: int
     stop: int
@@ -84,35 +85,39 @@ class Interval(NamedTuple):
 
 
 def reuse(program: Program) -> ArenaPlan:
-    """Lay out the arena of a program."""
-    made: list[ArenaPlan] = []
-    with passing("reuse", program.name, lambda: "\n".join(map(str, made))):
-        made.append(_laid_out(program))
-    return made[0]
+    """Return the layout of a program's arena."""
+    plans: list[ArenaPlan] = []
+    with passing("reuse", program.name, lambda: "\n".join(map(str, plans))):
+        plans.append(_laid_out(program))
+    return plans[0]
 
 
 def _laid_out(program: Program) -> ArenaPlan:
-    """Find a place for each buffer.
+    """Assign an offset to each buffer.
 
-    Buffers of known size go by first fit, the largest first; then the others one after
-    another, each in the place of an earlier one of the same size where that is dead.
+    Buffers of static size are placed by first fit, the largest first; the others
+    follow, each in the place of an earlier one of the same size if that is dead.
     """
     planned = _planned(program)
     live = _live(program, planned)
     offsets: dict[Buffer, Expr] = {}
     sizes = {b: size_in_bytes(b.shape, b.dtype) for b in live}
-    known = [b for b in live if sizes[b].is_const]
+    static = [b for b in live if sizes[b].is_const]
     end = 0
-    # Those placed, in the order of their first bytes: there is no hole in all of them.
-    first, last, start, stop = np.zeros((4, len(known)), np.int64)
+    # The placed buffers in the order of their offsets; no hole is free of all of them.
+    first, last, start, stop = np.zeros((4, len(static)), np.int64)
     latest, earliest = -1, inf
-    for k, b in enumerate(sorted(known, key=lambda b: -sizes[b].attr)):
+    for k, b in enumerate(sorted(static, key=lambda b: -sizes[b].attr)):
         size, when = sizes[b].attr, live[b]
-        if latest <= when.stop and when.start <= earliest:  # with all others
+        if (
+            latest <= when.stop and when.start <= earliest
+        ):  # it conflicts with all others
             at, offset = k, _round_up(end)
         else:
-            taken = ((start[:k] <= when.stop) & (stop[:k] >= when.start)).nonzero()[0]
-            offset = _first_fit(size, first[taken], last[taken])
+            conflicts = ((start[:k] <= when.stop) & (stop[:k] >= when.start)).nonzero()[
+                0
+            ]
+            offset = _first_fit(size, first[conflicts], last[conflicts])
             at = int(first[:k].searchsorted(offset))
             for column in (first, last, start, stop):
                 column[at + 1 : k + 1] = column[at:k]
@@ -136,8 +141,10 @@ def _planned(program: Program) -> list[Buffer]:
 
 
 def _first_fit(size: int, first: NDArray, end: NDArray) -> int:
-    """The lowest offset of `size` free bytes, where others are taken: from these first
-    bytes on, in order, up to these aligned ends."""
+    """Return the lowest offset of `size` free bytes.
+
+    The bytes from each of `first`, in order, up to the aligned `end` are taken.
+    """
     if not len(first) or first[0] >= size:
         return 0
     free = np.maximum.accumulate(end)
@@ -156,7 +163,7 @@ def _place_symbolic(
     offsets: dict[Buffer, Expr],
 ) -> Expr:
     """Place buffers whose sizes are not constants from `start` on; return the end."""
-    # Of each, when it is taken: intervals that do not overlap, in order.
+    # Each place has its offset, its size, and disjoint live intervals in order.
     places: list[tuple[Expr, Expr, list[Interval]]] = []
     end = e.index(_round_up(start)) if sizes else e.index(start)
     for b, size in sizes.items():
@@ -176,7 +183,7 @@ def _place_symbolic(
 
 
 def size_in_bytes(shape: Sequence[Expr], dtype: DType) -> Expr:
-    """Bytes of a dense array."""
+    """Return the size of a dense array in bytes."""
     total = e.index(dtype.itemsize)
     for extent in shape:
         total = e.mul(extent, total)
@@ -187,8 +194,7 @@ def size_in_bytes(shape: Sequence[Expr], dtype: DType) -> Expr:
 
 
 class _Access(NamedTuple):
-    """A statement that names a buffer, and the way to it from the program's body: in
-    each body the number of a statement, and the statement around the next body."""
+    """A statement that accesses a buffer, with its number and the enclosing bodies."""
 
     number: int
     path: tuple["_Body", ...]
@@ -197,24 +203,23 @@ class _Access(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Body:
-    """A body on the way to an access, within the statement `around`. All that is in it
-    has numbers from `start` to `stop`.
+    """A body of `enclosing`; its statements have numbers from `start` to `stop`.
 
-    The body of a loop is what an iteration runs: of a `While`, the head, the test, and
+    The body of a loop is the code of an iteration: of a `While` the head, the test and
     the body.
     """
 
-    around: Stmt | None
+    enclosing: Stmt | None
     start: int
     stop: int = 0
 
     @property
     def is_loop(self) -> bool:
-        return isinstance(self.around, (For, While))
+        return isinstance(self.enclosing, (For, While))
 
 
 def live_intervals(program: Program) -> dict[Buffer, Interval]:
-    """When each buffer is live that the arena must hold; none for one never used."""
+    """Return the live interval of each buffer of the arena that is used."""
     return _live(program, _planned(program))
 
 
@@ -235,8 +240,12 @@ def _live(program: Program, planned: Sequence[Buffer]) -> dict[Buffer, Interval]
 
 
 class _Numbering:
-    """Numbers the statements, and collects the accesses of each buffer; and the buffers
-    that statements name, a loop that runs its iterations at once those in it too."""
+    """Numbers statements, and collects the accesses of buffers.
+
+    named      the buffers that each statement names; a loop that runs its iterations
+               concurrently names those of its body too
+    accesses   the accesses of each buffer
+    """
 
     def __init__(self) -> None:
         self.named: dict[Stmt, dict[Buffer, None]] = {}
@@ -244,14 +253,14 @@ class _Numbering:
         self._count = 0
 
     def body(
-        self, around: Stmt | None, statements: list[Stmt], path: tuple[_Body, ...]
+        self, enclosing: Stmt | None, statements: list[Stmt], path: tuple[_Body, ...]
     ) -> None:
-        body = _Body(around, self._count)
+        body = _Body(enclosing, self._count)
         path = (*path, body)
-        if isinstance(around, While):
-            for s in around.head:
+        if isinstance(enclosing, While):
+            for s in enclosing.head:
                 self._statement(s, path)
-            self._note(around, walk.buffers(around), path)
+            self._record(enclosing, walk.buffers(enclosing), path)
         for s in statements:
             self._statement(s, path)
         body.stop = self._count - 1
@@ -261,13 +270,13 @@ class _Numbering:
             self.body(s, s.body, path)
         elif isinstance(s, For) and s.binding.kind not in ("serial", "vector"):
             inside = (b for inner in walk.statements([s]) for b in walk.buffers(inner))
-            self._note(s, inside, path)
+            self._record(s, inside, path)
         else:
-            self._note(s, walk.buffers(s), path)
+            self._record(s, walk.buffers(s), path)
             for inner in walk.bodies(s):
                 self.body(s, inner, path)
 
-    def _note(
+    def _record(
         self, s: Stmt, buffers: Iterator[Buffer], path: tuple[_Body, ...]
     ) -> None:
         self.named[s] = dict.fromkeys(buffers)
@@ -277,7 +286,7 @@ class _Numbering:
 
 
 def _swap_groups(program: Program) -> dict[Buffer, tuple[Buffer, ...]]:
-    """For each buffer that is swapped, all that it may exchange memory with."""
+    """Return for each buffer that is swapped all that it may exchange memory with."""
     groups: dict[Buffer, tuple[Buffer, ...]] = {}
     for s in walk.statements(program.body):
         if isinstance(s, Swap):
@@ -291,7 +300,7 @@ def _interval(
     buffer: Buffer, accesses: Sequence[_Access], named: "_Named", *, may_define: bool
 ) -> Interval:
     common = _common_path([a.path for a in accesses])
-    if len(common) == 1 == max(len(a.path) for a in accesses):  # no loop is around
+    if len(common) == 1 == max(len(a.path) for a in accesses):  # no enclosing loop
         numbers = [a.number for a in accesses]
         return Interval(min(numbers), max(numbers))
     body = common[-1]
@@ -316,14 +325,15 @@ def _common_path(paths: Sequence[tuple[_Body, ...]]) -> list[_Body]:
 
 
 def _statement_in(body: _Body, access: _Access) -> Stmt:
-    """The statement of `body` that is the access, or holds it."""
+    """Return the statement of `body` that is or contains the access."""
     depth = access.path.index(body)
     inner = access.path[depth + 1 :]
-    return access.statement if not inner else inner[0].around or access.statement
+    return access.statement if not inner else inner[0].enclosing or access.statement
 
 
 def _extent_in(body: _Body, access: _Access) -> tuple[int, int]:
-    """The numbers that an access takes up in `body`: all of a loop it is in."""
+    """Return the statement numbers of an access in `body`: a whole loop if it is in
+    one."""
     depth = access.path.index(body)
     for inner in access.path[depth + 1 :]:
         if inner.is_loop:
@@ -331,28 +341,28 @@ def _extent_in(body: _Body, access: _Access) -> tuple[int, int]:
     return access.number, access.number
 
 
-# --- what certainly writes all of a buffer before anything reads it -------------------
+# --- whether all of a buffer is written before anything reads it ----------------------
 
 
 class _Named:
-    """The buffers that statements name with those in them, found once for each."""
+    """The buffers that statements and those in them name, in a memo table."""
 
     def __init__(self, named: Mapping[Stmt, Collection[Buffer]]) -> None:
-        """`named` is what statements name themselves."""
+        """Begin with `named`, the buffers that each statement names itself."""
         self._named = named
-        self._within: dict[Stmt, set[Buffer]] = {}
+        self._names: dict[Stmt, set[Buffer]] = {}
 
     def touches(self, s: Stmt, buffer: Buffer) -> bool:
         if not walk.bodies(s):
             return buffer in self._named.get(s, ())
-        if s not in self._within:
-            within = [self._named.get(inner, ()) for inner in walk.statements([s])]
-            self._within[s] = set(chain.from_iterable(within))
-        return buffer in self._within[s]
+        if s not in self._names:
+            names = [self._named.get(inner, ()) for inner in walk.statements([s])]
+            self._names[s] = set(chain.from_iterable(names))
+        return buffer in self._names[s]
 
 
 def _defines(s: Stmt, buffer: Buffer, named: _Named) -> bool:
-    """Whether `s` writes all of `buffer`, and reads nothing of it before."""
+    """Return whether `s` writes all of `buffer` before it reads any of it."""
     match s:
         case If():
             return not _reads(s, buffer) and all(
@@ -378,8 +388,10 @@ def _body_defines(body: Sequence[Stmt], buffer: Buffer, named: _Named) -> bool:
 
 
 def _nest_fills(nest: For, buffer: Buffer, named: _Named) -> bool:
-    """Whether a nest of loops that never reads `buffer` writes it over its whole shape,
-    one element, or one sub-array, an iteration."""
+    """Return whether a nest of loops writes all of `buffer`, and never reads it.
+
+    Each iteration writes one element or one sub-array.
+    """
     extents: dict[Var, Expr] = {}
     s: Stmt = nest
     while isinstance(s, For):
@@ -392,7 +404,7 @@ def _nest_fills(nest: For, buffer: Buffer, named: _Named) -> bool:
 
 
 def _fills(s: Stmt, buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:
-    """Whether `s`, run for all values of the variables in `extents`, does."""
+    """Return whether `s` does so, run for all values of the variables in `extents`."""
     if _reads(s, buffer):
         return False
     match s:
@@ -410,9 +422,9 @@ def _fills(s: Stmt, buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:
                 role == "out" and _covers_by(arg, extents) for role, arg in roles
             )
         case HostCall() | Invoke():
-            own = [ref for ref in s.results if ref.buffer is buffer]
+            results = [ref for ref in s.results if ref.buffer is buffer]
             is_read = any(ref.buffer is buffer for ref in s.operands)
-            return not is_read and any(_covers_by(ref, extents) for ref in own)
+            return not is_read and any(_covers_by(ref, extents) for ref in results)
         case _:
             return False
 
@@ -422,17 +434,17 @@ def _covers_by(ref: Ref, extents: Mapping[Var, Expr]) -> bool:
 
 
 def _covers(at: Sequence[Expr], buffer: Buffer, extents: Mapping[Var, Expr]) -> bool:
-    """Whether `at` takes every value of the leading axes of `buffer`."""
-    left = dict(extents)
+    """Return whether `at` takes every value of the leading axes of `buffer`."""
+    remaining = dict(extents)
     for i, extent in zip(at, buffer.shape, strict=False):
         if i.is_const and i.attr == 0 and extent.is_const and extent.attr == 1:
             continue
         if (
             i.op != "var"
-            or i.attr not in left
-            or not walk.same(left.pop(i.attr), extent)
+            or i.attr not in remaining
+            or not walk.same(remaining.pop(i.attr), extent)
         ):
             return False
     return all(
-        n.is_const and n.attr > 0 for n in left.values()
-    )  # they run at least once
+        n.is_const and n.attr > 0 for n in remaining.values()
+    )  # these loops run at least once

@@ -1,4 +1,4 @@
-"""What a program is compiled for, as the stages that all targets share see it."""
+"""The interface of targets for the stages that all targets share."""
 
 from typing import Protocol
 
@@ -10,22 +10,21 @@ from hopflow.loop_ir.program import For
 class Target(Protocol):
     """A machine that programs are compiled for.
 
-    Targets are values: programs for equal ones share their code. What only the emission
-    of one kind of target asks is in that target's class.
+    Targets are values: programs for equal targets share their code. The class of each
+    kind of target has what only its emitter needs.
     """
 
     def vector_width(
         self, dtype: DType, *, reduces: bool = False, narrow: bool = False
     ) -> int:
-        """The lanes that a vector loop should have whose largest values are of `dtype`.
+        """Return the lanes of a vector loop whose largest values are of `dtype`.
 
         Args:
             reduces: Whether the loop has an `Accumulate`.
-            narrow: Whether all that it computes with has no more bits.
+            narrow: Whether no value in the loop has more bits.
         """
         ...
 
     def gang_width(self, loop: For, divergence: Divergence) -> int:
-        """The lanes of a gang that runs iterations of `loop`; 1 if they are faster one
-        by one."""
+        """Return the lanes of a gang of iterations, or 1 if scalar code is faster."""
         ...

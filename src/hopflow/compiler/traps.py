@@ -1,4 +1,4 @@
-"""What stopped a program, as the error that the user sees."""
+"""Traps of programs as the errors that the user sees."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -21,23 +21,24 @@ from hopflow.ops.item import range_fault
 from hopflow.ops.messages import check_error
 
 _AS_EAGER: Final = {"dynamic_index": "index"}
-"""Operations by the names that eager errors give them."""
+"""The names of operations in eager errors, where they differ."""
 
 
-def bounds_error(what: str, values: Sequence[int]) -> BoundsError:
-    """The error for an access that `config.check_bounds` has found out of range."""
+def bounds_error(access: str, values: Sequence[int]) -> BoundsError:
+    """Return the error for an access out of bounds, which `config.check_bounds`
+    found."""
     position, extent = values
     return BoundsError(
-        f"{what}: position {position} of {extent} in compiled code. This is a defect "
+        f"{access}: position {position} of {extent} in compiled code. This is a defect "
         "of hopflow, not of your program: please report it with the program."
     )
 
 
 def trap_error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
-    """The error for a trap at `node`, with the stack that it was traced at.
+    """Return the error for a trap at `node`, with the stack of its trace.
 
     Args:
-        values: What the trap reports.
+        values: The values that the trap reports.
     """
     error = _error(site, node, values)
     error.stack = node.line.stack if node.line is not None else ()
@@ -45,7 +46,7 @@ def trap_error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
 
 
 def _of_operand(node: Node, value: int) -> int:
-    """A value of the last operand, where indices are, that is reported as an i64."""
+    """Return a reported i64 as a value of the last operand, which has the indices."""
     last = node.args[-1] if node.args else None
     is_unsigned = isinstance(last, Var) and last.type.dtype is uint64
     return value % (1 << 64) if is_unsigned else value
@@ -72,14 +73,14 @@ def _error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
         case "check":
             return check_error(node.params, at, values)
         case "range":
-            what = f"`{node.symbol}`" if node.symbol else name
+            text = f"`{node.symbol}`" if node.symbol else name
             allowed = symbol_range(node)
             value = _of_operand(node, values[0])
-            return CheckError(range_fault(f"{what}{at}", value, allowed))
+            return CheckError(range_fault(f"{text}{at}", value, allowed))
         case "size":
-            what = f"`{values[0]} {site.what} {values[1]}`" if site.what else "a float"
+            text = f"`{values[0]} {site.what} {values[1]}`" if site.what else "a float"
             return ArgumentRangeError(
-                f"a size{at} is computed from {what}, which int64 cannot hold. Promise "
+                f"a size{at} is computed from {text}, which int64 cannot hold. Promise "
                 "a range of the numbers that it depends on, with `hf.check_is_size`."
             )
         case "limit":
