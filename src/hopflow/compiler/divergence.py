@@ -61,12 +61,10 @@ class Divergence:
         self.varying = {loop.var}
         self._private = set(private)
         self.lets: dict[Var, Expr] = {}
-        self._values: dict[Var, Expr] = {}  # by variable its initial value
-        self._homes: dict[
-            Var, tuple[_Part, ...]
-        ] = {}  # by variable the parts that enclose its definition
-        self._all_reads: dict[Var, set[_Part]] = {}  # the parts that enclose all reads
-        self._some_reads: dict[Var, set[_Part]] = {}  # the parts that enclose some read
+        self._values: dict[Var, Expr] = {}  # initial values
+        self._homes: dict[Var, tuple[_Part, ...]] = {}  # parts around the definition
+        self._all_reads: dict[Var, set[_Part]] = {}  # parts around all reads
+        self._some_reads: dict[Var, set[_Part]] = {}  # parts around some read
         self._changes: list[_Change] = []
         self._tests: dict[Stmt, Expr] = {}
         self._divergent: set[Stmt] = set()
@@ -84,12 +82,10 @@ class Divergence:
         if expr not in self._memo:
             for node in walk.nodes(expr):
                 if node not in self._memo:
-                    is_leaf_uniform = node.op not in ("var", "load") or not (
+                    fixed = node.op not in ("var", "load") or not (
                         node.attr in self.varying or node.attr in self._private
                     )
-                    self._memo[node] = is_leaf_uniform and all(
-                        self._memo[a] for a in node.args
-                    )
+                    self._memo[node] = fixed and all(self._memo[a] for a in node.args)
         return self._memo[expr]
 
     def is_divergent(self, s: For | While | If) -> bool:
@@ -154,11 +150,9 @@ class Divergence:
         if isinstance(s, Accumulate):
             reads.append(s.var)
         for var in reads:
-            parts_of_all = self._all_reads.get(var)
+            common = self._all_reads.get(var)
             parts = set(enclosing)
-            self._all_reads[var] = (
-                parts if parts_of_all is None else parts_of_all & parts
-            )
+            self._all_reads[var] = parts if common is None else common & parts
             self._some_reads.setdefault(var, set()).update(parts)
 
     # --- varying variables
@@ -197,14 +191,10 @@ class Divergence:
         if not divergent:
             return False
         # In a single loop all lanes that are still active have made as many steps.
-        outermost = parts[0]
-        is_read_inside = outermost in self._all_reads.get(
-            change.statement.var, {outermost}
-        )
-        is_loop = isinstance(outermost[0], _LOOPS) and not self._begins_apart(
-            outermost[0]
-        )
-        return not (divergent == [outermost] and is_loop and is_read_inside)
+        outer = parts[0]
+        is_read_inside = outer in self._all_reads.get(change.statement.var, {outer})
+        is_loop = isinstance(outer[0], _LOOPS) and not self._begins_apart(outer[0])
+        return not (divergent == [outer] and is_loop and is_read_inside)
 
     def _must_keep(self, change: _Change) -> bool:
         parts = self._parts_of(change)

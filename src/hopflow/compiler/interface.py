@@ -15,14 +15,14 @@ from hopflow.symbolic.size import Symbol
 class Interface:
     """The parameters and the sites of a program; see `Program`.
 
-    made   the outputs whose memory the program itself allocates
+    owned  the outputs whose memory the program itself allocates
     """
 
     name: str
     sizes: list[Var]
     inputs: list[Buffer]
     outputs: list[Buffer]
-    made: frozenset[Buffer]
+    owned: frozenset[Buffer]
     sites: list[Site]
     symbols: list[Symbol]
     derived: list[DerivedSize]

@@ -1,4 +1,4 @@
-"""The live nodes of a graph, without dead nodes and common subexpressions."""
+"""The live nodes of a graph, each common subexpression once."""
 
 from collections.abc import Sequence
 from typing import Any

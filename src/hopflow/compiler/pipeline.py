@@ -147,7 +147,7 @@ class Executable:
         inputs, outputs = interface.inputs, interface.outputs
         sources = {b: k for k, b in enumerate(inputs)}
         self._updated = {sources[b] for b in outputs if b in sources}
-        allocated = interface.made
+        allocated = interface.owned
         self._allocated = [
             (k, b.dtype.dtype) for k, b in enumerate(outputs) if b in allocated
         ]
@@ -156,11 +156,7 @@ class Executable:
             result_words(t.ndim) if b in allocated else t.shape for t, b in results
         ]
         self._results = [
-            (
-                WORD if b in allocated else t.dtype.dtype,
-                t.weak,
-                sources.get(b),
-            )
+            (WORD if b in allocated else t.dtype.dtype, t.weak, sources.get(b))
             for t, b in results
         ]
         self._symbols = len(graph.symbols)

@@ -104,20 +104,16 @@ def _laid_out(program: Program) -> ArenaPlan:
     sizes = {b: size_in_bytes(b.shape, b.dtype) for b in live}
     static = [b for b in live if sizes[b].is_const]
     end = 0
-    # The placed buffers in the order of their offsets; no hole is free of all of them.
+    # The placed buffers in the order of their offsets; together they leave no hole.
     first, last, start, stop = np.zeros((4, len(static)), np.int64)
     latest, earliest = -1, inf
     for k, b in enumerate(sorted(static, key=lambda b: -sizes[b].attr)):
         size, when = sizes[b].attr, live[b]
-        if (
-            latest <= when.stop and when.start <= earliest
-        ):  # it conflicts with all others
+        if latest <= when.stop and when.start <= earliest:  # overlaps all others
             at, offset = k, _round_up(end)
         else:
-            conflicts = ((start[:k] <= when.stop) & (stop[:k] >= when.start)).nonzero()[
-                0
-            ]
-            offset = _first_fit(size, first[conflicts], last[conflicts])
+            taken = ((start[:k] <= when.stop) & (stop[:k] >= when.start)).nonzero()[0]
+            offset = _first_fit(size, first[taken], last[taken])
             at = int(first[:k].searchsorted(offset))
             for column in (first, last, start, stop):
                 column[at + 1 : k + 1] = column[at:k]
@@ -445,6 +441,5 @@ def _covers(at: Sequence[Expr], buffer: Buffer, extents: Mapping[Var, Expr]) -> 
             or not walk.same(remaining.pop(i.attr), extent)
         ):
             return False
-    return all(
-        n.is_const and n.attr > 0 for n in remaining.values()
-    )  # these loops run at least once
+    # The remaining loops must run at least once.
+    return all(n.is_const and n.attr > 0 for n in remaining.values())

@@ -229,7 +229,7 @@ class _FunctionEmitter:
         self.f.branch("start")
 
     def _known_cost(self) -> Cost:
-        """Return the cost, in which a caller cannot use the terms."""
+        """Return the cost for callers, which lack the variables of its terms."""
         cost = self.emitter.cost
         return Cost(cost.fixed, [], cost.unbounded or bool(cost.terms), cost.polls)
 

@@ -46,9 +46,7 @@ class CpuEmitter(Emitter):
         # for outputs among them the caller's words for the address and the shape.
         self.capacities: dict[Buffer, str] = {}
         self.returned: dict[Buffer, str] = {}
-        self.private: dict[
-            For, list[Buffer]
-        ] = {}  # the buffers that each thread allocates
+        self.private: dict[For, list[Buffer]] = {}  # allocated by each thread
         self.first_site = ""  # the register with the number of a function's first site
         self.may_stop = False  # whether the code may leave the program early
         self.polls = False  # whether the code polls
@@ -281,9 +279,8 @@ class CpuEmitter(Emitter):
         # With these capacities there is nothing to free if this fails.
         if s.keeps:
             new = self.reallocate(old, size)
-            self.no_memory_if(
-                f.emit(f"icmp eq ptr {new}, null")
-            )  # the old memory stays
+            # If it fails, the old memory stays, and is freed at the exit.
+            self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))
         else:
             self.free(old)
             new = self.allocate(size)

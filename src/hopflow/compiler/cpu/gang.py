@@ -153,10 +153,8 @@ class _Gang(LaneLoop):
             emitter.values.constants[self.s.var] = at
             emitter.body(self.s.body)
 
-        with (
-            emitter.measured(),
-            emitter.values.scope(),
-        ):  # the cost does not count: it hardly ever runs
+        # The cost does not count, since this code hardly ever runs.
+        with emitter.measured(), emitter.values.scope():
             emitter.values.forget_loads()
             emitter.loop(position, end, 1, e.index(width), iteration)
         f.branch(done)
@@ -225,9 +223,7 @@ class _Gang(LaneLoop):
         if self.divergence.is_uniform(s.test):
             stops = self.uniform(s.test)
         else:
-            stops = self._any(
-                [part.intersected(part.value(s.test)) for part in self.parts]
-            )
+            stops = self._any([part.masked(part.value(s.test)) for part in self.parts])
         f.branch_if(stops, self._again, go_on, RARE)
         f.start(go_on)
         self.emitter.may_stop = True
@@ -271,7 +267,7 @@ class _Gang(LaneLoop):
             part.forget_loads()
 
     def _merged(self) -> None:
-        """Drop at a join of blocks what only some of them have computed."""
+        """Drop, where blocks join, the vectors that only some of them computed."""
         self.emitter.values.forget_loads()
         self._forget()
         for depth in [d for d in self._splats if d >= self.f.depth]:
@@ -294,7 +290,7 @@ class _Gang(LaneLoop):
             masks = [part.side(mask, taken) for part, mask in pairs]
             if not (is_flat and is_local):
                 pairs = zip(self.parts, masks, strict=True)
-                masks = [part.intersected(mask) for part, mask in pairs]
+                masks = [part.masked(mask) for part, mask in pairs]
             with self._under(masks):
                 if is_flat:
                     with self.emitter.values.scope():
@@ -436,7 +432,7 @@ class _Gang(LaneLoop):
             for part, slot in zip(self.parts, live, strict=True):
                 part.mask = part.load_mask(slot)
             self.body(s.head)
-            masks = [part.intersected(part.value(s.test)) for part in self.parts]
+            masks = [part.masked(part.value(s.test)) for part in self.parts]
             for part, slot, mask in zip(self.parts, live, masks, strict=True):
                 part.store_mask(slot, mask)
             return masks
@@ -544,7 +540,7 @@ class Part(Lanes):
 
     # --- masks
 
-    def intersected(self, mask: str) -> str:
+    def masked(self, mask: str) -> str:
         """Return the active lanes that are also in `mask`."""
         return self.f.emit(f"and {lanes('i1', self.width)} {self.mask}, {mask}")
 

@@ -374,8 +374,7 @@ class _Product:
 
 
 def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
-    """Define the function that computes a tile; with no `vectors` it is one element
-    wide.
+    """Define the function of a tile; with 0 `vectors` it is one element wide.
 
     For each of `count` rows of the panel it adds the product with a column of `a`: to
     zero if `begins`, else to `out`.

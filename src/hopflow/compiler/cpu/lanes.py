@@ -69,10 +69,8 @@ class LaneLoop:
             count = broadcast(f, active, lane, width)
             steps = ", ".join(f"{lane} {k}" for k in range(width))
             return f.emit(f"icmp ugt {lanes(lane, width)} {count}, <{steps}>")
-        lane_count = int(stop) - int(position)
-        bits = ", ".join(
-            f"i1 {str(lane < lane_count).lower()}" for lane in range(width)
-        )
+        n = int(stop) - int(position)
+        bits = ", ".join(f"i1 {str(lane < n).lower()}" for lane in range(width))
         return f"<{bits}>"
 
     def unknown(self, number: str) -> str:

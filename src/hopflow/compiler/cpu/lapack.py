@@ -334,7 +334,7 @@ def _call_syevd(w: Wrapper, job: str, matrix: Buffer, *results: Buffer) -> None:
 
 
 def _gesdd(w: Wrapper) -> None:
-    """With `u` and `vt`, which are swapped (see `loop_ir.routines`), or without."""
+    """Call gesdd with `u` and `vt` swapped (see `loop_ir.routines`), or without."""
     a, s = w.buffers["a"], w.buffers["s"]
     m, n = w.scalars["m"], w.scalars["n"]
     outputs = [w.buffers[name] for name in ("vt", "u") if name in w.buffers]

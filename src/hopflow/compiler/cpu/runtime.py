@@ -44,7 +44,7 @@ Trapped: TypeAlias = tuple[int, int, int]
 """The site of a trap, and the two values reported with it (0 where there is none)."""
 
 _METH_FASTCALL: Final = 0x80
-# The memory of linking a kernel: pages, tables of the linker and of Python. The
+# The memory of linking a kernel: pages, and tables of the linker and of hopflow. The
 # resident memory of a process that compiles small kernels grows by this for each.
 _LINKED_BYTES: Final = 3 << 14
 _STUBS: Final = ("hf_poll", "hf_release", "hf_call", "hf_tick", "hf_parallel")
@@ -274,7 +274,7 @@ def _expected(program: Interface) -> "np.ndarray[Any, np.dtype[np.int64]]":
 
     rows = [NUMBER] * len(program.sizes)
     for b in (*program.inputs, *program.outputs):
-        if b in program.made:
+        if b in program.owned:
             rows += [1, WORD.itemsize, DENSE, *result_words(len(b.shape))]
             continue
         rows += [

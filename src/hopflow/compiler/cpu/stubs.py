@@ -20,9 +20,7 @@ TRAP_VALUES: Final = 3  # two words
 FLAG: Final = 5  # in a helping thread the address of its stop flag
 JOB: Final = 6  # in the leading thread the job of the parallel loop that it runs, or 0
 HOST: Final = 7  # the callable of a `HostCall`
-TOLD: Final = (
-    8  # two words for each progress site: when it reported, and whether an end
-)
+TOLD: Final = 8  # two words for each site: the time of its report, and whether an end
 HEADER: Final = 9  # the number of words before the parameters
 
 # The status of a program that is neither 0 nor, from 1 on, `site + 1` of a trap.

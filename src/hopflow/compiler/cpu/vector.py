@@ -56,9 +56,7 @@ class VectorLoop(LaneLoop):
     def __init__(self, emitter: CpuEmitter, s: For) -> None:
         super().__init__(emitter, s, _width(s), Affine.of_straight(s))
         self.slots: dict[Var, str] = {}  # of mutable variables
-        self.accumulators: dict[
-            Var, str
-        ] = {}  # by accumulator the operation that combines it
+        self.accumulators: dict[Var, str] = {}  # with the names of their operations
         self._depth = emitter.f.depth  # of the enclosing loops
         self._splats: dict[tuple[str, str], str] = {}
         self._rows: dict[tuple[Buffer, Expr], str] = {}

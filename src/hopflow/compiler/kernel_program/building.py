@@ -152,10 +152,8 @@ class _Builder:
         is_each = isinstance(lowered, tuple)  # a kernel for each result
         for n, kernel in enumerate(lowered if is_each else (lowered,)):
             targets = tuple(results[n : n + 1] if is_each else results)
-            right_side = self.definition(
-                node, kernel, [value.type for value in targets]
-            )
-            block.equations.append(Equation(targets, right_side, node, node.symbol))
+            right = self.definition(node, kernel, [value.type for value in targets])
+            block.equations.append(Equation(targets, right, node, node.symbol))
 
     def definition(
         self, node: Node, lowered: k.Kernel | k.Region, types: Sequence[TensorType]

@@ -39,7 +39,7 @@ Variables: TypeAlias = Mapping[Var, Any]
 
 
 class NegativeSizeError(KernelProgramError):
-    """The inputs of a run make a size negative, which their types exclude."""
+    """The inputs of a run make a size negative, against what programs assume."""
 
 
 class KernelTrap(HopflowError):

@@ -25,7 +25,7 @@ def is_small(type_: TensorType) -> bool:
 
 
 def is_short(shape: Shape) -> bool:
-    """Return whether a check of this shape is unrolled instead of a loop."""
+    """Return whether a check of this shape is unrolled, without a loop."""
     return all(isinstance(n, int) and n <= REGISTER_LIMIT for n in shape)
 
 

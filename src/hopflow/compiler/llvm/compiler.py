@@ -33,9 +33,8 @@ class Compiler:
         # to a hundred lines the code is the same.
         llvm.set_option("", "-grow-region-complexity-budget=300")
         self.target, self.llvm = target, llvm
-        self.lock = (
-            threading.RLock()
-        )  # reentrant: a kernel may be collected under the lock
+        # It is reentrant, since a kernel may be collected under the lock.
+        self.lock = threading.RLock()
         self._options = options
         self._machine = self.target_machine()
         self._passes = _passes(llvm)

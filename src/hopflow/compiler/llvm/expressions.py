@@ -86,10 +86,7 @@ class Evaluator:
             operands = (inputs[0].dtype, *[memo[a] for a in inputs])
             key = (node.op, node.dtype, operands)
             numbered = self.numbers.get(key)
-            self.remember(
-                node,
-                self.compute(node) if numbered is None else numbered,
-            )
+            self.remember(node, self.compute(node) if numbered is None else numbered)
             if numbered is None:
                 self.number(key, memo[node])
                 self._bound(node)
@@ -207,9 +204,7 @@ class ScalarEvaluator(Evaluator):
         self.constants: dict[Var, str] = {}  # registers of immutable variables
         self.slots: dict[Var, str] = {}  # stack slots of mutable variables
         self._scopes = [_Scope()]
-        self._enclosing: list[
-            int
-        ] = []  # for each open loop the number of enclosing scopes
+        self._enclosing: list[int] = []  # the number of scopes around each open loop
 
     def compute(self, node: Expr) -> str:
         if node.op in HOISTED and node.args[-1].dtype is int64:

@@ -125,9 +125,8 @@ class Module:
         functions = "\n".join(self._functions.values())
         attributes = []
         for name, number in self._inlined.items():
-            few = (
-                functions.count(f" @{name}(") <= INLINED + 1
-            )  # one more for the definition
+            # The definition has the name once more.
+            few = functions.count(f" @{name}(") <= INLINED + 1
             inline = "alwaysinline" if few else "noinline"
             attributes.append(f"attributes #{number} = {{ {inline} nounwind }}")
         notes = [f"!{k} = {note}" for k, note in enumerate(self._notes)]
@@ -151,9 +150,7 @@ class Function:
         self._prefix = "%"
         self._preheaders: list[list[str]] = []  # of the open loops, outermost first
         self._depths: dict[str, int] = {}
-        self.bounds: dict[
-            str, int
-        ] = {}  # exclusive bounds of i64 registers that are never negative
+        self.bounds: dict[str, int] = {}  # exclusive, of i64 that are never negative
 
     def emit(self, instruction: str) -> str:
         """Append an instruction with a result; return its register."""

@@ -52,9 +52,7 @@ class Emitter:
             While: self._while,
             If: self._if,
         }
-        self._within_guard = (
-            False  # whether an enclosing loop is guarded against empty extents
-        )
+        self._within_guard = False  # whether an enclosing loop has a guard
 
     # --- bodies
 

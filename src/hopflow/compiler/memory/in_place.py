@@ -152,7 +152,7 @@ def _carry_pairs(
 
 
 def _copies_piece(equation: Equation, value: Value) -> bool:
-    """Return whether a cut copies a piece of a value, which in place is no work."""
+    """Return whether a piece of a cut copies a value, which is free in place."""
     if not isinstance(equation.definition, Cut):
         return False
     nodes = all_expressions(equation.definition)

@@ -140,9 +140,8 @@ class LiveRanges:
         if isinstance(definition, Region):
             for block in blocks(definition):
                 self._block(block, scope, equation)
-            if isinstance(
-                definition, While
-            ):  # the body takes the carry over from the test
+            if isinstance(definition, While):
+                # The body takes the carry over from the test.
                 for value in definition.test.parameters:
                     inner = self.scopes[definition.test]
                     self._use(value, inner.end, inner)
@@ -193,9 +192,8 @@ class LiveRanges:
                 ends = [self.scopes[block].after for block in definition.blocks]
                 return [Range(end, end) for end in ends]
             case Loop() | While() if maker is not None:
-                if maker.results.index(value) >= len(
-                    definition.carry
-                ):  # a row each step
+                if maker.results.index(value) >= len(definition.carry):
+                    # Each step writes a row.
                     return [Range(self.reads[maker], self.ends[maker])]
         return []
 

@@ -107,8 +107,7 @@ def _window(element: Expr, ranges: list[_Range]) -> Window | None:
 
 
 def _moved(index: Expr, rank: int) -> tuple[int, Size] | None:
-    """Return the axis whose index plus a size an expression is, and the size
-    negated."""
+    """Return the axis and the size `first` of an index `axis - first`, or None."""
     first: Size = 0
     while index.op in ("add", "sub"):
         is_added, (index, other) = index.op == "add", index.args

@@ -54,9 +54,7 @@ class MemoryPlan:
         self.allocations = Allocations(self.live)
         inputs = self.program.block.parameters
         self.entry: set[Symbol] = {s for v in inputs for s in free_symbols(*v.shape)}
-        self._defined: dict[
-            Symbol, tuple[Scope, int]
-        ] = {}  # where sizes of runtime values are defined
+        self._defined: dict[Symbol, tuple[Scope, int]] = {}  # of sizes known at runtime
         for block, equation in walk(self.program.block):
             if equation.symbol is not None:
                 at = self.live.writes[equation]
@@ -167,12 +165,10 @@ def exchanged(plan: MemoryPlan) -> set[Allocation]:
     """
     allocations: set[Allocation] = set()
     for _, equation in walk(plan.program.block):
-        definition = equation.definition
-        if not isinstance(definition, Loop | While):
+        loop = equation.definition
+        if not isinstance(loop, Loop | While):
             continue
-        for pair in zip(
-            definition.body.results, definition.body.parameters, strict=False
-        ):
+        for pair in zip(loop.body.results, loop.body.parameters, strict=False):
             value, parameter = map(plan.of, pair)
             if value is not parameter:
                 allocations.update(a for a in (value, parameter) if a is not None)

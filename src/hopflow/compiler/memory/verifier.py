@@ -115,14 +115,14 @@ class _Places:
     def _enter(self, block: Block, ancestors: tuple[Block, ...]) -> None:
         self.ancestors[block] = (*ancestors, block)
         for value in block.parameters:
-            self._note(value, block)
+            self._record(value, block)
         for equation in block.equations:
             if isinstance(definition := equation.definition, Loop | While):
                 self._carry(equation, definition)
             for inner in blocks(equation.definition):
                 self._enter(inner, self.ancestors[block])
             for value in equation.results:
-                self._note(value, block)
+                self._record(value, block)
             if equation.symbol is not None:
                 self.symbols.add(equation.symbol)
 
@@ -140,7 +140,7 @@ class _Places:
         """Return the type of a value's memory."""
         return self.types.get(value, value.type)
 
-    def _note(self, value: Value, block: Block) -> None:
+    def _record(self, value: Value, block: Block) -> None:
         self.block_of[value] = block
         symbols = map(plain_symbol, value.shape)
         self.symbols.update(s for s in symbols if s is not None)
@@ -155,9 +155,8 @@ class _Places:
 
     def at(self, allocation: Allocation) -> Hashable:
         if allocation not in self._places:
-            self._places[allocation] = (
-                allocation  # ends the recursion if it is a row of itself
-            )
+            # This ends the recursion if it is a row of itself.
+            self._places[allocation] = allocation
             self._places[allocation] = self._place(allocation)
         return self._places[allocation]
 
@@ -275,18 +274,18 @@ class _Places:
     def _check_row(
         self, allocation: Allocation, memory: Allocation, equation: Equation
     ) -> None:
-        value, definition = self.values[allocation][0], equation.definition
-        is_row = isinstance(definition, Loop | While) and isinstance(
+        value, loop = self.values[allocation][0], equation.definition
+        is_row = isinstance(loop, Loop | While) and isinstance(
             self.at(allocation), _Row
         )
         self._require(is_row, value, "is in the row of what is no stack")
-        assert isinstance(definition, Loop | While)
+        assert isinstance(loop, Loop | While)
         [stack, *_] = self.values[memory]
         type_ = self.type_of(value)
         fits = same_layout(type_, stack.type.with_shape(stack.shape[1:]))
         self._require(fits, value, f"is no row of `{stack.name}`")
         for value in self.values[allocation]:
-            inside = definition.body in self.ancestors[self.block_of[value]]
+            inside = loop.body in self.ancestors[self.block_of[value]]
             rule = f"is in a row of `{stack.name}`, and not made in a step"
             self._require(inside and value not in self.carries, value, rule)
 

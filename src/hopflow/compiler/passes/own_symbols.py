@@ -22,9 +22,9 @@ def own_symbols(graph: Graph) -> Graph:
 
 
 def _settle(graph: Graph, passed: Sequence[object], used: set[Symbol]) -> None:
-    """Replace the symbols of a graph by the sizes that it is passed, then of subgraphs.
+    """Replace the symbols of a graph by the sizes that it is passed; then recurse.
 
-    Symbols in `used`, which other graphs use, get new names.
+    A symbol in `used`, the symbols of graphs met before, gets a new name.
     """
     sizes: dict[Symbol, Size] = {}
     names: dict[Node, Symbol] = {}
