@@ -68,8 +68,7 @@ def _array(x: Any, dtype: np.dtype[Any]) -> Any:
 
 
 class Rounded(Eager):
-    """The eager interpreter, which runs operators by their graphs and rounds
-    results."""
+    """The eager interpreter, with operators run by their graphs and rounded results."""
 
     __slots__ = ("_rounding",)
 

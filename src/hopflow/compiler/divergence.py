@@ -107,8 +107,7 @@ class Divergence:
         return bool(self._divergent)
 
     def keeps(self, s: Assign | Accumulate) -> bool:
-        """Return whether a lane that does not run `s` must keep the variable's
-        value."""
+        """Return whether a lane that skips `s` must keep the variable's value."""
         return s in self._keeping
 
     def is_local(self, s: Assign | Accumulate) -> bool:
@@ -158,8 +157,7 @@ class Divergence:
     # --- varying variables
 
     def _grows(self) -> bool:
-        """Add varying variables and divergent statements; return whether there are
-        more."""
+        """Add varying variables and divergent statements; return if there are more."""
         before = len(self.varying), len(self._divergent)
         for var, value in self._values.items():
             if var not in self._ends and not self.is_uniform(value):
@@ -184,8 +182,7 @@ class Divergence:
         return change.enclosing[len(home) :]
 
     def _differs(self, change: _Change) -> bool:
-        """Return whether lanes that read a variable may differ in the number of
-        changes."""
+        """Return whether lanes that read a variable may differ in their changes."""
         parts = self._parts_of(change)
         divergent = [part for part in parts if part[0] in self._divergent]
         if not divergent:
@@ -261,8 +258,7 @@ _LOOPS: Final = (For, While)
 
 
 def registers(divergence: Divergence, body: Sequence[Stmt]) -> Iterator[Expr]:
-    """Yield the expressions of `body` that are computed for each lane, each node
-    once."""
+    """Yield the expressions of `body` that each lane computes, each node once."""
     seen: set[Expr] = set()
     for s in walk.statements(body):
         for node in walk.nodes(*walk.expressions(s)):

@@ -11,8 +11,7 @@ WORD: Final = np.dtype(np.int64)
 
 
 def result_words(ndim: int) -> tuple[int, ...]:
-    """Return the shape of the words in which a program returns an array: address,
-    sizes."""
+    """Return the shape of the words for a returned array: address, sizes."""
     return (1 + ndim,)
 
 

@@ -328,8 +328,7 @@ def _statement_in(body: _Body, access: _Access) -> Stmt:
 
 
 def _extent_in(body: _Body, access: _Access) -> tuple[int, int]:
-    """Return the statement numbers of an access in `body`: a whole loop if it is in
-    one."""
+    """Return the numbers of an access in `body`, those of a loop if in one."""
     depth = access.path.index(body)
     for inner in access.path[depth + 1 :]:
         if inner.is_loop:

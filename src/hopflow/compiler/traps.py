@@ -25,8 +25,7 @@ _AS_EAGER: Final = {"dynamic_index": "index"}
 
 
 def bounds_error(access: str, values: Sequence[int]) -> BoundsError:
-    """Return the error for an access out of bounds, which `config.check_bounds`
-    found."""
+    """Return the error for an access that `config.check_bounds` found wrong."""
     position, extent = values
     return BoundsError(
         f"{access}: position {position} of {extent} in compiled code. This is a defect "

@@ -14,8 +14,7 @@ neither depends on the variable."""
 
 
 class Affine:
-    """Linear forms of expressions in the variable of a loop whose iterations are
-    lanes."""
+    """Linear forms of expressions in a loop's variable, for iterations as lanes."""
 
     def __init__(self, var: Var, lets: Mapping[Var, Expr], varying: set[Var]) -> None:
         """Begin the analysis.

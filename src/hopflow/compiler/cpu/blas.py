@@ -224,8 +224,7 @@ class Wrapper:
         return self.memory.pointer(buffer)
 
     def call(self, name: str, *pointers: str) -> None:
-        """Call a function of BLAS or LAPACK; `name` lacks the letter of the
-        precision."""
+        """Call a function of BLAS or LAPACK; `name` lacks the precision's letter."""
         full = ("s" if self.dtype is dtypes.float32 else "d") + name
         types = ", ".join(["ptr"] * len(pointers))
         self.f.module.external(f"void @{full}({types})")

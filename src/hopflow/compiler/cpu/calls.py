@@ -43,8 +43,7 @@ class Row:
 
 
 def runs(emitter: CpuEmitter, statements: Sequence[Stmt]) -> Iterator[Stmt | list[Row]]:
-    """Yield statements, or the rows of a table in place of calls that it can
-    replace."""
+    """Yield statements, or the rows of a table for calls that it can replace."""
     rows = [_row(emitter, s) if isinstance(s, Invoke) else None for s in statements]
     pairs = zip(statements, rows, strict=True)
     for row, group in groupby(pairs, lambda pair: pair[1]):

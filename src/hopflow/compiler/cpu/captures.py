@@ -12,8 +12,7 @@ from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt
 
 
 class Cells:
-    """The words that a function passes to another, which has their address as
-    `%cells`."""
+    """The words that a function passes to another, which has them at `%cells`."""
 
     def __init__(self) -> None:
         self._values: list[tuple[str, str]] = []

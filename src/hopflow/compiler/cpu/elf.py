@@ -70,8 +70,7 @@ class _Relocation(NamedTuple):
 
 
 class Image:
-    """Linked code: the addresses of its functions. The code lives as long as the
-    object."""
+    """Linked code: the addresses of its functions. It lives as long as the object."""
 
     def __init__(self, memory: mmap.mmap, functions: Mapping[str, int]) -> None:
         self._memory, self._functions = memory, functions

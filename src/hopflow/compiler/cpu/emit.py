@@ -82,8 +82,7 @@ def emit(
 
 
 class _FunctionEmitter:
-    """An emitter of the function around the statements: parameters, memory, and
-    exit."""
+    """An emitter of the function around the statements: parameters, memory, exit."""
 
     def __init__(self, program: Program, unit: Unit, arena: ArenaPlan) -> None:
         self.program, self.unit, self.arena = program, unit, arena
@@ -290,6 +289,5 @@ class _EntryEmitter(_FunctionEmitter):
 
 
 def argument(parameter: Var | Buffer) -> str:
-    """Return the register of a size, or of the start of a buffer, that is a
-    parameter."""
+    """Return the register of a parameter: a size, or the start of a buffer."""
     return f"%arg.{plain(parameter.name)}"

@@ -172,8 +172,7 @@ class CpuEmitter(Emitter):
 
     @contextmanager
     def trap_if(self, test: str, site: int) -> Iterator[None]:
-        """Leave with `site` if the register `test` holds; report values in this
-        context."""
+        """Leave with `site` if the register `test` holds; report values in it."""
         f, name = self.f, self.f.name("trap")
         f.branch_if(test, name, f"pass.{name}", RARE)
         f.start(name)
@@ -183,15 +182,13 @@ class CpuEmitter(Emitter):
         f.start(f"pass.{name}")
 
     def site(self, number: int) -> str:
-        """Return the number of a site: in a function an offset from the call's first
-        site."""
+        """Return the number of a site, in a function relative to the call's first."""
         if not self.first_site:
             return str(number)
         return self.f.emit(f"add i64 {self.first_site}, {number}")
 
     def report(self, word: int, register: str) -> None:
-        """Report an i64 as the first or second value of the trap that is being
-        emitted."""
+        """Report an i64 as the first or second value of the current trap."""
         self.f.do(f"store i64 {register}, ptr %trap{word}")
 
     def leave(self, status: int | str) -> None:
@@ -235,8 +232,7 @@ class CpuEmitter(Emitter):
         self.stop_if(stopped, onward)
 
     def stop_if(self, test: str, onward: str) -> None:
-        """Leave if the register `test` holds, which means that Python has an error
-        set."""
+        """Leave if the register `test` holds: Python then has an error set."""
         self._stops[INTERRUPTED] = "interrupted"
         self.f.branch_if(test, "interrupted", onward, RARE)
 

@@ -119,8 +119,7 @@ class _Gang(LaneLoop):
         )
 
     def _gang(self, position: str, stop: str) -> None:
-        """Emit the iterations from `position` up to `stop`, of which there is at
-        least one."""
+        """Emit the iterations from `position` up to `stop`, at least one."""
         f = self.f
         if not stop.startswith("%"):
             stop = self.unknown(stop)
@@ -139,8 +138,7 @@ class _Gang(LaneLoop):
         self._forget()
 
     def _run_again(self, position: str, stop: str) -> None:
-        """Emit the iterations one by one, for gangs in which a lane stops the
-        program."""
+        """Emit the iterations one by one, for gangs with a lane that traps."""
         emitter, f, width = self.emitter, self.f, self.s.binding.width
         done = f.name("done")
         f.branch(done)
@@ -477,8 +475,7 @@ class _Gang(LaneLoop):
 
 
 def _is_at_most(extent: Expr, width: int) -> bool:
-    """Return whether the extent alone shows that a loop has at most `width`
-    iterations."""
+    """Return whether the extent alone bounds a loop to `width` iterations."""
     bounds = extent.args if extent.op == "min" else (extent,)
     return any(n.is_const and n.attr <= width for n in bounds)
 
@@ -545,8 +542,7 @@ class Part(Lanes):
         return self.f.emit(f"and {lanes('i1', self.width)} {self.mask}, {mask}")
 
     def side(self, mask: str, taken: bool) -> str:
-        """Return the lanes that take this side of a branch: those in a mask, or the
-        others."""
+        """Return the lanes that take a side of a branch: those in a mask, or not."""
         if taken:
             return mask
         return self.f.emit(f"xor {lanes('i1', self.width)} {mask}, splat (i1 true)")

@@ -106,8 +106,7 @@ class _Block:
 
 
 class _Product:
-    """An emitter of loops over tiles, in the function of `%a`, `%b`, `%out`, `%m`,
-    `%n`, `%k`."""
+    """An emitter of loops over tiles; `%a`, `%b`, `%out` and sizes are parameters."""
 
     def __init__(
         self, f: Function, tiles: _Tiles, a_transposed: bool, b_transposed: bool
@@ -182,8 +181,7 @@ class _Product:
         self.each("0", "%k", DEPTH, at_depth)
 
     def block(self, block: _Block) -> None:
-        """Emit the part of some rows of the result that some columns of `a`
-        contribute."""
+        """Emit what some columns of `a` add to some rows of the result."""
         f, width = self.f, self.tiles.width
         whole = self.op("mul", self.op("udiv", "%n", self.span), self.span)
         many = f.emit(f"icmp uge i64 {block.rows}, {REUSES}")
@@ -243,15 +241,13 @@ class _Product:
         return self.at("%b", self.op("mul", depth, "%n"), j)
 
     def left(self, i: str, depth: str) -> tuple[str, str, str]:
-        """Return the address of `a[i, depth]`, and the steps to the next i and
-        depth."""
+        """Return the address of `a[i, depth]`, and the steps along i and depth."""
         if self.a_transposed:
             return self.at("%a", self.op("mul", depth, "%m"), i), "1", "%m"
         return self.at("%a", self.op("mul", i, "%k"), depth), "%k", "1"
 
     def down(self, block: _Block, tile: Callable[[str, int], None]) -> None:
-        """Emit `tile(i, height)` for tiles below each other, the highest that fit
-        first."""
+        """Emit `tile(i, height)` for tiles below each other, high ones first."""
         start, end = block.top, self.op("add", block.top, block.rows)
         for height in self.tiles.heights:
             remaining = self.op("sub", end, start)
@@ -278,8 +274,7 @@ class _Product:
         self.each("0", count, 1, row)
 
     def fill(self, panel: str, count: str, columns: str, span: int) -> None:
-        """Emit a copy of the first `columns` of a panel, padded with zeros to
-        `span`."""
+        """Emit a copy of a panel's first `columns`, padded with zeros to `span`."""
         lane = self.tiles.lane
         down, along = ("1", "%k") if self.b_transposed else ("%n", "1")
 

@@ -40,8 +40,7 @@ class Library:
 
 
 class Jit(Compiler):
-    """A compiler and a linker for one CPU; `jit` returns the only one of the
-    process."""
+    """A compiler and a linker for one CPU; `jit` returns that of the process."""
 
     def __init__(self, target: CpuTarget) -> None:
         native_llvm()
@@ -102,8 +101,7 @@ def once(make: Callable[P, T]) -> Callable[P, T]:
 
 @once
 def jit(target: CpuTarget) -> Jit:
-    """Return the compiler of the process for a target, a CPU that this machine
-    supports."""
+    """Return the process's compiler for a target, a CPU that this machine supports."""
     return Jit(target)
 
 

@@ -32,8 +32,7 @@ class LaneLoop:
         self.width, self.affine = width, affine
 
     def uniform(self, expr: Expr) -> str:
-        """Return the scalar register of an expression that is uniform over the
-        iterations."""
+        """Return the scalar register of an expression that is uniform."""
         raise NotImplementedError
 
     def uniform_lanes(self, expr: Expr) -> str:
@@ -49,8 +48,7 @@ class LaneLoop:
         return self.emitter.unit.target.has_masks and buffer.dtype.itemsize >= 4
 
     def has_masked_loads(self, buffer: Buffer) -> bool:
-        """Return whether the CPU loads contiguous elements of this size under a
-        mask."""
+        """Return whether the CPU loads contiguous elements under a mask."""
         target = self.emitter.unit.target
         return target.has_masks or (target.has("avx") and buffer.dtype.itemsize >= 4)
 
@@ -118,8 +116,7 @@ class Lanes(Evaluator):
         return super().compute(node)
 
     def _masked_division(self, node: Expr) -> str:
-        """Emit a division by 1 in inactive lanes: a division by 0 would stop the
-        process."""
+        """Emit a division by 1 in inactive lanes, where 0 would end the process."""
         t = register_type(node.dtype, self.width)
         x, y = (self.memo[a] for a in node.args)
         one = splat(register_type(node.dtype), "1", self.width)

@@ -362,8 +362,7 @@ def _gesdd(w: Wrapper) -> None:
 
 
 def _identities_if_empty(w: Wrapper, a: Buffer, outputs: list[Buffer]) -> None:
-    """If the matrix is empty, store identities, since any orthogonal `u` and `vt`
-    do."""
+    """If `a` is empty, store identities: any orthogonal `u` and `vt` do."""
     one, zero = e.const(1, w.dtype), e.const(0, w.dtype)
     count = e.mul(*a.shape)
 

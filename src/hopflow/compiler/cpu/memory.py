@@ -26,8 +26,7 @@ class ProgramMemory(Memory):
         self._roots[buffer] = root
 
     def place_by_word(self, buffer: Buffer, word: int) -> None:
-        """Set the start of `buffer` to the address in this word of the program's
-        block."""
+        """Set the start of `buffer` to the address in this word of the block."""
         self._roots[buffer] = word, 0
 
     def place_in_arena(self, buffer: Buffer, offset: int) -> None:

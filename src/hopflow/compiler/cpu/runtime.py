@@ -160,8 +160,7 @@ class Kernel:
     """
 
     def __init__(self, native: ObjectCode, target: CpuTarget) -> None:
-        """Link a program that was compiled for `target`, which this machine must
-        support."""
+        """Link a program compiled for `target`, which this machine must support."""
         self.interface, self.target, self.code = native.interface, target, native.code
         self.compared = False
         self._guarded = native.guarded

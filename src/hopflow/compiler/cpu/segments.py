@@ -340,16 +340,14 @@ class _Segment:
             yield _Passed("i64", outer.first_site, partial(_take_site, 0))
 
     def _slot(self, var: Var) -> str:
-        """Return the slot, in the enclosing function, of a variable that is read
-        later."""
+        """Return the enclosing function's slot of a variable that is read later."""
         values, f = self.emitter.values, self.emitter.f
         if var not in values.slots:
             values.slots[var] = f.slot(register_type(var.dtype), var.name)
         return values.slots[var]
 
     def call(self, first: "_Segment") -> None:
-        """Call the function that `first` has defined; if it stops, so does the
-        program."""
+        """Call the function of `first`; if it stops, so does the program."""
         outer, f = self.emitter, self.emitter.f
         values = [f"{passed.type_} {passed.register}" for passed in self.passed]
         slots = [f"ptr {slot}" for slot in self.slots]

@@ -82,8 +82,7 @@ def _sort(w: Wrapper, out: Buffer, workspace: Buffer, descending: Expr) -> None:
 
 
 class _Order(NamedTuple):
-    """The operands of a sort: each pass moves positions of keys from `source` to
-    `sink`."""
+    """The operands of a sort, whose passes move positions from `source` to `sink`."""
 
     w: Wrapper
     source: Buffer
@@ -293,8 +292,7 @@ def _keep_first(w: Wrapper, descending: Expr) -> list[Stmt]:
 
 
 def _merge_passes(order: _Order) -> list[Stmt]:
-    """Merge runs of 1, 2, 4, ... from `source` to `sink`, which are swapped after
-    each pass."""
+    """Merge runs of 1, 2, 4, ... from `source` to `sink`, and swap them each time."""
     w, source, sink, descending = order
     keys, n = w.buffers["keys"], w.scalars["n"]
     run, start = Var("run", _I64), Var("start", _I64)

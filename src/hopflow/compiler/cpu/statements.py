@@ -20,8 +20,7 @@ from hopflow.loop_ir.program import Call, For, HostCall, Invoke, Stmt, Tick
 
 
 class StatementEmitter(CpuEmitter):
-    """An emitter of all statements: vector loops and threads, long bodies, and
-    calls."""
+    """An emitter of all statements: vectors and threads, long bodies, and calls."""
 
     def __init__(self, f: Function, memory: ProgramMemory, unit: Unit) -> None:
         super().__init__(f, memory, unit)

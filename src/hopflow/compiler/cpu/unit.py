@@ -14,8 +14,7 @@ Constants: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 class Callee(NamedTuple):
-    """The properties of a function for its callers: its cost, and whether it may
-    stop."""
+    """What callers need of a function: its cost, and whether it may stop."""
 
     cost: Cost
     may_stop: bool

@@ -50,8 +50,7 @@ def emit(emitter: CpuEmitter, s: For) -> None:
 
 
 class VectorLoop(LaneLoop):
-    """An emitter of one vector loop: its preheader, the loop, the rest, and the
-    results."""
+    """An emitter of a vector loop: its preheader, the loop, the rest, the results."""
 
     def __init__(self, emitter: CpuEmitter, s: For) -> None:
         super().__init__(emitter, s, _width(s), Affine.of_straight(s))
@@ -162,8 +161,7 @@ class VectorLoop(LaneLoop):
         return e.binary("ashr", iterations, e.index(self.width.bit_length() - 1))
 
     def _is_large(self) -> bool:
-        """Return whether iterations remain, and the body is too large to be emitted
-        twice."""
+        """Return whether iterations remain after whole vectors of a large body."""
         extent = self.s.extent
         if extent.is_const:
             whole, left = divmod(extent.attr, self.width)
@@ -248,8 +246,7 @@ def _half(
 
 
 def _width(s: For) -> int:
-    """Return the lanes that the binding requests, or as many as a short loop can
-    use."""
+    """Return the lanes of the binding, or as many as a short loop can use."""
     if not s.extent.is_const:
         return s.binding.width
     enough: int = max(2, 1 << (s.extent.attr - 1).bit_length())

@@ -158,8 +158,7 @@ class _Builder:
     def definition(
         self, node: Node, lowered: k.Kernel | k.Region, types: Sequence[TensorType]
     ) -> Definition | Region:
-        """Return the definition of a node, with blocks and programs in place of
-        graphs."""
+        """Return the definition of a node, with blocks in place of graphs."""
         match lowered:
             case k.Branch(selector, branches, operands):
                 inputs = list(map(_operand, operands))

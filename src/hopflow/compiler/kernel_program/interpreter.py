@@ -164,8 +164,7 @@ class Machine:
         return code.run(self, variables or {})
 
     def at(self, roots: Sequence[Expr], at: Sequence[int]) -> list[Any]:
-        """Return the values of expressions at an index: the values of the first
-        axes."""
+        """Return the values of expressions at an index, which sets the first axes."""
         return self.run(roots, _axes_at(at))
 
     def call(

@@ -53,8 +53,7 @@ class Value:
         return self.scalar or e.element(self, self.type.dtype, at)
 
     def where(self, condition: Expr, at: Index, otherwise: Expr) -> Expr:
-        """Return the element at an index where the condition holds, else
-        `otherwise`."""
+        """Return the element at an index if the condition holds, or `otherwise`."""
         element = self.scalar or e.element(self, self.type.dtype, at, condition)
         return e.select(condition, element, otherwise)
 

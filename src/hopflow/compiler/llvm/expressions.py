@@ -252,8 +252,7 @@ class ScalarEvaluator(Evaluator):
     def _behind(
         self, buffer: Buffer, pointer: str, distance: str, operation: str
     ) -> str:
-        """Return the address `distance` elements after `pointer`, by this
-        instruction."""
+        """Return the address `distance` elements after `pointer`."""
         if distance == "0":
             return pointer
         instruction = (

@@ -40,8 +40,7 @@ class Memory:
 
     @classmethod
     def of(cls, f: Function, other: Self) -> Self:
-        """Return a memory for another function, with the same metadata and no
-        pointers."""
+        """Return a memory for another function: its metadata, without pointers."""
         memory = cls(f)
         memory._load_notes, memory._store_notes = other._load_notes, other._store_notes
         return memory

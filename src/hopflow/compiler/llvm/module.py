@@ -54,8 +54,7 @@ class Module:
             self._globals[declaration] = f"declare {declaration}"
 
     def external(self, declaration: str, attributes: str = "") -> None:
-        """Declare a function that the linker resolves, for example "ptr
-        @malloc(i64)"."""
+        """Declare a function that the linker finds, for example "ptr @malloc(i64)"."""
         self.symbols.add(
             declaration[declaration.index("@") + 1 : declaration.index("(")]
         )
@@ -113,8 +112,7 @@ class Module:
         return f"#{self._inlined.setdefault(name, len(self._inlined))}"
 
     def note(self, *members: str, distinct: bool = False) -> str:
-        """Return a metadata node of other nodes; a distinct node is its own first
-        member."""
+        """Return a metadata node; a distinct one is its own first member."""
         name = f"!{len(self._notes)}"
         text = ", ".join((name, *members) if distinct else members)
         self._notes.append(f"{'distinct ' * distinct}!{{{text}}}")
@@ -217,8 +215,7 @@ class Function:
         return len(self._preheaders)
 
     def depth_of(self, value: str) -> int:
-        """Return the loop depth of a register's definition: 0 for arguments and
-        constants."""
+        """Return the loop depth of a register: 0 for arguments and constants."""
         return self._depths.get(value, 0)
 
     def define(self, register: str) -> None:

@@ -61,8 +61,7 @@ class Emitter:
         self.straight(statements)
 
     def straight(self, statements: Sequence[Stmt]) -> None:
-        """Emit statements into this function, so that later code can read their
-        results."""
+        """Emit statements into this function, so that later code can use them."""
         for statement in statements:
             self.emit(statement)
 

@@ -110,8 +110,7 @@ class Allocations:
         return allocation
 
     def put(self, value: Value, allocation: Allocation) -> None:
-        """Put a value into an allocation none of whose values is live at the same
-        time."""
+        """Put a value into an allocation whose other values are dead meanwhile."""
         self._of[value] = allocation
         allocation.values.append(value)
         for start, stop in self.live.ranges(value):
@@ -169,8 +168,7 @@ class Allocations:
                 return False
 
     def has_to_be_dense(self, allocation: Allocation) -> Value | None:
-        """Return a value of an allocation, or of its parts, that needs contiguous
-        memory."""
+        """Return a value in an allocation that needs contiguous memory, or None."""
         values = (v for part in allocation.with_parts() for v in part.values)
         return next((v for v in values if not self._takes_any_place(v)), None)
 
@@ -297,8 +295,7 @@ class Allocations:
         return reason
 
     def _shared_equations(self, small: Allocation, large: Allocation) -> str | None:
-        """Return why an equation cannot read from one and write to the other, or
-        None."""
+        """Return why no equation may read from one and write to the other."""
         for value in small.values:
             for equation, read, result in self._transfers(value, large):
                 if not in_place(equation, read, result, self.live):

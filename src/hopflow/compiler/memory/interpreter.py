@@ -51,8 +51,7 @@ def run_planned(
 
 
 class _TaggedMachine(Machine):
-    """A machine that records for each cell of each allocation which value wrote it
-    last."""
+    """A machine that records which value last wrote each cell of an allocation."""
 
     def __init__(self, plans: Plans, plan: MemoryPlan, host: Host | None) -> None:
         super().__init__(host=host)

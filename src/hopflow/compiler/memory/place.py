@@ -34,8 +34,7 @@ def place(plan: MemoryPlan) -> None:
 
 
 def in_registers(equation: Equation) -> list[bool]:
-    """Return for each result of an equation, which is no loop, if it is in
-    registers."""
+    """Return which results of an equation, no loop, are in registers."""
     types = [value.type for value in equation.results]
     match equation.definition:
         case Reduction():

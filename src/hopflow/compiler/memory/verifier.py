@@ -190,8 +190,7 @@ class _Places:
         return chain
 
     def is_dense(self, memory: Hashable) -> bool:
-        """Return whether memory is contiguous, and so each part or row that contains
-        it."""
+        """Return whether memory is contiguous, as is each part or row around it."""
         if isinstance(memory, _Row):
             return self.is_dense(memory.memory)
         *parts, outermost = self.enclosing(memory)
@@ -216,8 +215,7 @@ class _Places:
             yield from self._with_parts(part)
 
     def _are_apart(self, part: Hashable, other: Hashable) -> bool:
-        """Return whether two parts of one memory are disjoint pieces of one
-        definition."""
+        """Return whether two parts are different pieces of one definition."""
         a, b = self.part_of[part], self.part_of[other]
         same = a.equation is b.equation and a.number == b.number
         return same and a.piece is not b.piece
@@ -299,8 +297,7 @@ class _Places:
         self._require(fits, value, f"is not laid out as result {number} is")
 
     def _check_part(self, allocation: Allocation, part: Part) -> None:
-        """Check that a part is all of a value, at the place of the piece that reads
-        it."""
+        """Check that a part is all of a value, at the place of its piece."""
         value, whole = self.values[allocation][0], self.of(part.result)
         fits = same_layout(self.type_of(value), self.type_of(part.value))
         rule = f"is not laid out as `{part.value.name}`, a part of `{part.result.name}`"
@@ -367,8 +364,7 @@ class _Walk:
     # --- reads and writes ---
 
     def bases(self, value: Value) -> tuple[Value, ...]:
-        """Return the values that a read of a value reads: itself, or the bases of a
-        view."""
+        """Return the values that a read touches: the value, or a view's bases."""
         return self.views.get(value, (value,))
 
     def read(self, values: Iterable[Value], equation: Equation | None = None) -> None:
@@ -491,8 +487,7 @@ class _Walk:
                 self.definition(equation)
 
     def require_dense(self, equation: Equation) -> None:
-        """Check that values that are read or written as a whole have contiguous
-        memory."""
+        """Check that values read or written as a whole have contiguous memory."""
         definition = equation.definition
         values: list[Value] = []
         if isinstance(definition, Library | Callback | Call):
@@ -635,8 +630,7 @@ class _Walk:
             self.read([*loop.test.results, *loop.test.parameters])
 
     def step(self, body: Block, rows: Sequence[tuple[Value, Value]]) -> None:
-        """Walk one step of a loop; `rows` pairs values of the body with their
-        stacks."""
+        """Walk one step of a loop; `rows` are values of the body with their stacks."""
         self.carried(body.parameters)
         before = self.rows
         places = [(row, _Row(self.places.of(stack), stack)) for row, stack in rows]

@@ -15,8 +15,7 @@ from hopflow.symbolic.size import Size, Symbol
 
 
 def own_symbols(graph: Graph) -> Graph:
-    """Transform a graph and all its subgraphs, none shared, in place; return the
-    graph."""
+    """Transform a graph and its subgraphs, none shared, in place; return the graph."""
     _settle(graph, [None] * len(graph.inputs), set())
     return graph
 

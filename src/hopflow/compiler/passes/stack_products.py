@@ -65,8 +65,7 @@ def outside(node: Node, region: Region, value: Arg, role: Role) -> Arg | None:
 
 
 def source_of(arg: Arg) -> Arg:
-    """Return the value that `arg` is a reshape of: it has the same elements in
-    order."""
+    """Return the value that `arg` is a reshape of, with the same order of elements."""
     while isinstance(arg, Var) and (arg.node.op is reshape or _turns_a_row(arg.node)):
         arg = arg.node.args[0]
     return arg
@@ -104,8 +103,7 @@ def in_the_trace(size: Size) -> float | None:
 
 
 class Inserter:
-    """Inserts nodes into a list from position `at` on, with the source line of
-    `like`."""
+    """Inserts nodes from position `at` on, with the source line of `like`."""
 
     def __init__(self, nodes: list[Node], at: int, like: Node) -> None:
         self.nodes, self.at, self.like = nodes, at, like

@@ -67,8 +67,7 @@ class _Loop:
         return self.region.graph
 
     def ends(self, pair: CarryPair) -> tuple[int, int]:
-        """Return the numbers of the input and the output of the body that a carry
-        has."""
+        """Return the numbers of the body's input and output for a carry."""
         ends = self.region.input_of(pair.arg), self.region.output_of(pair.result)
         assert None not in ends
         return ends  # type: ignore[return-value]
