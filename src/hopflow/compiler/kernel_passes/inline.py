@@ -250,7 +250,7 @@ def _is_stencil(
     counts = [read.indices for read in reads]
     return (
         not is_view
-        and max(counts) > 1
+        and max(counts, default=0) > 1
         and cost * (sum(counts) - 1) <= limit
         and all(_is_as_wide(read, type_) for read in reads)
     )
