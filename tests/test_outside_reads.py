@@ -1173,3 +1173,79 @@ def test_another_module_of_the_name_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         module.value = value
         monkeypatch.setitem(sys.modules, module.__name__, module)
         agree(f(X), X * value)
+
+
+def _closure(x: Any) -> Any:
+    def outer(v: Any, u: Any) -> Any:
+        def inner(w: Any) -> Any:
+            return hf.sum(x) + w
+
+        return hf.invoke_subgraph(inner, v * 0) + u * 0
+
+    return outer
+
+
+def _helper(x: Any) -> Any:
+    def outer(v: Any, u: Any) -> Any:
+        def read() -> Any:
+            return hf.sum(x)
+
+        def inner(w: Any) -> Any:
+            return read() + w
+
+        return hf.invoke_subgraph(inner, v * 0) + u * 0
+
+    return outer
+
+
+def _partial(x: Any) -> Any:
+    def outer(v: Any, u: Any) -> Any:
+        def inner(number: Any, w: Any) -> Any:
+            return hf.sum(x) * number + w
+
+        return hf.invoke_subgraph(partial(inner, 1.0), v * 0) + u * 0
+
+    return outer
+
+
+def _default(x: Any) -> Any:
+    def outer(v: Any, u: Any) -> Any:
+        def inner(w: Any, y: Any = x) -> Any:
+            return hf.sum(y) + w
+
+        return hf.invoke_subgraph(inner, v * 0) + u * 0
+
+    return outer
+
+
+def _local(x: Any) -> Any:
+    def outer(v: Any, u: Any) -> Any:
+        pair = [x, 1.0]
+
+        def inner(w: Any) -> Any:
+            return hf.sum(pair[0]) + w
+
+        return hf.invoke_subgraph(inner, v * 0) + u * 0
+
+    return outer
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+@pytest.mark.parametrize("make", [_closure, _helper, _partial, _default, _local])
+def test_a_subgraph_in_a_subgraph_reads_what_is_there_in_each_call(
+    make: Any, dynamic: bool | None
+) -> None:
+    """The second trace of `outer` uses that of `inner` again, whose function is another
+    one in each call."""
+    box: dict[str, Any] = {}
+
+    def program() -> Any:
+        x = box["x"]
+        outer, zero = make(x), hf.sum(x) * 0
+        first = hf.invoke_subgraph(outer, zero, zero)
+        return first, hf.invoke_subgraph(outer, first, zero)
+
+    jitted = hf.jit(program, dynamic=dynamic)
+    for k, n in enumerate((4, 3, 3, 3, 4)):
+        box["x"] = hf.asarray(np.full(n, float(k)))
+        assert [float(v) for v in jitted()] == [float(n * k)] * 2

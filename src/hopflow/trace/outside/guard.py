@@ -104,7 +104,7 @@ def _compiled(text: str, mode: str) -> CodeType:
     return compile(text, "<hopflow guard>", mode)
 
 
-class _Values:
+class Values:
     """Memo table of the values at paths, for one call."""
 
     def __init__(self, leaves: Sequence[Any]) -> None:
@@ -179,12 +179,12 @@ class Guard:
 
     def values(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the values of all reads, whose conditions hold."""
-        values = _Values(leaves)
+        values = Values(leaves)
         return [values[read.path] for read in self.reads]
 
     def broken(self, leaves: Sequence[Any]) -> list[Read]:
         """Return the reads whose conditions no longer hold."""
-        values = _Values(leaves)
+        values = Values(leaves)
         return [read for read in self.reads if not values.has(read)]
 
     def reasons(self, leaves: Sequence[Any], texts: Sequence[str]) -> list[str]:
@@ -197,7 +197,7 @@ class Guard:
             f"{change} is changed by each trace of the function"
             for change in self.changes
         )
-        values = _Values(leaves)
+        values = Values(leaves)
         for read in self.reads:
             if values.has(read):
                 continue

@@ -33,7 +33,7 @@ from hopflow.tensor import EagerTensor
 from hopflow.trace.outside.bytecode import Load, Step, globals_of, stores_of
 from hopflow.trace.outside.checks import Check, elements, identity
 from hopflow.trace.outside.effects import Effects
-from hopflow.trace.outside.guard import Guard, Read, TensorSource
+from hopflow.trace.outside.guard import Guard, Read, TensorSource, Values
 from hopflow.trace.outside.modules import is_library, is_library_module
 from hopflow.trace.outside.objects import (
     BOXES,
@@ -402,7 +402,7 @@ class Recorder:
             if is_library(frame.f_globals.get("__name__")):
                 return []  # code of `hopflow.nn`, watched for the user's modules
             return self.read(self.path(None, "global", name, frame.f_globals), value)
-        paths = self._cells(code, name, value) if kind == "free" else []
+        paths = self.cells(code, name, value) if kind == "free" else []
         if paths:
             return [read for path in paths for read in self.read(path, value)]
         tracked = self._tracked(value)
@@ -410,7 +410,7 @@ class Recorder:
             return self._module(value, value.__name__)
         return [] if tracked is None else self.read(*tracked)
 
-    def _cells(self, code: CodeType, name: str, value: Any) -> list[Path]:
+    def cells(self, code: CodeType, name: str, value: Any) -> list[Path]:
         """Return the paths to a free variable of code.
 
         A function that is defined in the trace shares the variable with the function
@@ -440,6 +440,11 @@ class Recorder:
         """Return a tracked object with its path; None: it is not tracked."""
         entry = self._objects.get(id(value))
         return None if entry is None else (entry[1], entry[0])
+
+    def tracked_path(self, value: Any) -> Path | None:
+        """Return the path of a tracked object; None: it is not tracked."""
+        tracked = self._tracked(value)
+        return None if tracked is None else tracked[0]
 
     def _follow(self, frame: FrameType, start: Tracked, load: Load) -> None:
         """Read the values along a chain that starts at a tracked object."""
@@ -820,38 +825,22 @@ class Recorder:
             return
         self._added[key] = guard, leaves
         for leaf in leaves:
-            if not is_constant(leaf) and self._tracked(leaf) is None:
+            is_known = is_constant(leaf) or self._tracked(leaf) is not None
+            if not (is_known or self.is_made_here(leaf)):
                 self.add_root(leaf, self.path(None, "constant", leaf, leaf))
-        paths: dict[Path, Path] = {}
         values = guard.values(leaves)
+        moved = _MovedPaths(self, leaves)
         for (path, check), value in zip(guard.reads, values, strict=True):
-            moved = self._moved(path, leaves, paths)
-            for target, _ in self.read(moved, value):
-                if check.is_of_parts:
-                    self._note(target, check)
+            for own in moved.of(path, value):
+                for target, _ in self.read(own, value):
+                    if check.is_of_parts:
+                        self._note(target, check)
 
-    def _moved(self, path: Path, leaves: Sequence[Any], memo: dict[Path, Path]) -> Path:
-        """Return a path of another trace as a path of this one.
-
-        Args:
-            leaves: The arguments of the other trace.
-            memo: Memo table of moved paths.
-        """
-        moved = memo.get(path)
-        if moved is None:
-            if path.kind == "argument":
-                leaf = leaves[path.key]
-                tracked = self._tracked(leaf)
-                moved = (
-                    tracked[0] if tracked else self.path(None, "constant", leaf, leaf)
-                )
-            elif path.parent is None:
-                moved = self.path(None, path.kind, path.key, path.scope)
-            else:
-                parent = self._moved(path.parent, leaves, memo)
-                moved = self.path(parent, path.kind, path.key, path.scope)
-            memo[path] = moved
-        return moved
+    def is_made_here(self, value: Any) -> bool:
+        """Whether code that has run in the trace has defined a function."""
+        while isinstance(value, MethodType | partial):
+            value = value.__func__ if isinstance(value, MethodType) else value.func
+        return isinstance(value, FunctionType) and id(value.__code__) in self._around
 
     def _arrays(self, captured: Sequence[Any]) -> dict[int, Tracked]:
         """Return the NumPy arrays that were read and captured, by id of the tensor."""
@@ -964,3 +953,43 @@ _COPYING: Final = frozenset(
 def _is_scope(code: CodeType) -> bool:
     """Whether code looks names up in its local scope first, like a class body."""
     return not code.co_flags & inspect.CO_OPTIMIZED
+
+
+class _MovedPaths:
+    """The paths of another trace, which is reused in the one of a recorder, as paths of
+    that one.
+
+    Args:
+        leaves: The arguments of the other trace.
+    """
+
+    def __init__(self, recorder: Recorder, leaves: Sequence[Any]) -> None:
+        self._recorder, self._leaves = recorder, leaves
+        self._memo: dict[Path, list[Path]] = {}
+        self._values = Values(leaves)
+
+    def of(self, path: Path, value: Any) -> list[Path]:
+        """Return the paths to a value; none, if it belongs to the trace."""
+        if path not in self._memo:
+            self._memo[path] = self._moved(path, value)
+        return self._memo[path]
+
+    def _moved(self, path: Path, value: Any) -> list[Path]:
+        recorder, parent = self._recorder, path.parent
+        if parent is None and path.kind != "argument":
+            return [recorder.path(None, path.kind, path.key, path.scope)]
+        tracked = recorder.tracked_path(value)
+        if parent is None:
+            if tracked is not None or recorder.is_made_here(value):
+                return [] if tracked is None else [tracked]
+            return [recorder.path(None, "constant", value, value)]
+        owner = self._values[parent]
+        if recorder.tracked_path(owner) is None and recorder.is_made_here(owner):
+            shared = []
+            if path.kind == "cell" and isinstance(owner, FunctionType):
+                shared = recorder.cells(owner.__code__, path.key, value)
+            return shared or ([] if tracked is None else [tracked])
+        around = self.of(parent, owner)
+        if not around:
+            return [] if tracked is None else [tracked]
+        return [recorder.path(p, path.kind, path.key, path.scope) for p in around]
