@@ -9,10 +9,10 @@ __all__ = ["Context"]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What passes are told of the program that they edit.
+    """What passes need to know about the program that they edit.
 
-    reused    by the number of a result the parameter whose memory it is to take
-    layouts   of the inputs that are no sizes; dense if it is empty
+    reused    by the number of a result, the parameter whose memory it takes
+    layouts   of the inputs that are not sizes; dense if it is empty
     """
 
     reused: dict[int, int] = field(default_factory=dict)

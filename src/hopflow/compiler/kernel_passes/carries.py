@@ -1,4 +1,4 @@
-"""Carries that no step changes, and carries that are always equal, go.
+"""Removes carries that no step changes, and carries that are always equal to another.
 
     v0, v1, v2 = for t0 < n, carry c3 = x, c4 = 0, c5 = 0:
         v6 = c3[i0] * 2.0
@@ -12,10 +12,11 @@
         yield v7
     v9 = x[i0] + v1[] + v1[]
 
-Two carries are equal if they begin with one value, and each step computes one value of
-equal ones: that is assumed of all that begin alike, and given up where a step differs
-(partition refinement, as in Hopcroft's algorithm for automata). A carry that no step
-changes, or for which each step gives the constant that it begins with, is that value.
+Two carries are equal if they begin with one value, and each step computes their next
+values by equal expressions of equal carries. This is assumed of all carries that begin
+alike, and given up where their steps differ (partition refinement, as in Hopcroft's
+algorithm for automata). A carry that no step changes, or for which each step yields the
+constant that it begins with, equals its initial value.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -42,75 +43,77 @@ from hopflow.loop_ir.walk import nodes
 
 _Repeats: TypeAlias = Loop | While
 MOST_ROUNDS: Final = 8
-"""Rounds of refinement: each numbers the body of a loop once. More are taken for a
-queue of carries, of which each round would part one from the others."""
+"""Rounds of refinement, each of which numbers the body of a loop once. Only a queue of
+carries would take more: each round would separate one carry from the rest."""
 
 
 def carries(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls, until no more
-    carries go: what a loop gives may be what a loop around it does not change."""
+    carries are removed: the result of a loop may be invariant in an enclosing loop."""
     while True:
-        found = _Found()
+        redundant = _Redundant()
         for equation in equations(program.block):
             if isinstance(equation.definition, Loop | While):
-                found.look(equation, equation.definition)
-        if not found.others:
+                redundant.find(equation, equation.definition)
+        if not redundant.replacements:
             return
-        replace_values(program.block, found.resolved())
-        for equation, gone in found.gone.items():
-            _drop(equation, gone)
+        replace_values(program.block, redundant.resolved())
+        for equation, removed in redundant.removed.items():
+            _drop(equation, removed)
             for block in blocks(equation.definition):
                 drop_unread(block)
 
 
 @dataclass
-class _Found:
-    """What takes the place of values, and the numbers of the carries that go."""
+class _Redundant:
+    """The replacements of values, and the numbers of the removed carries."""
 
-    others: dict[Value, Value] = field(default_factory=dict)
-    gone: dict[Equation, set[int]] = field(default_factory=dict)
+    replacements: dict[Value, Value] = field(default_factory=dict)
+    removed: dict[Equation, set[int]] = field(default_factory=dict)
 
-    def now(self, value: Value) -> Value:
-        """What a value is, by what was found so far."""
-        while value in self.others:
-            value = self.others[value]
+    def resolve(self, value: Value) -> Value:
+        """Return what replaces a value so far, or the value itself."""
+        while value in self.replacements:
+            value = self.replacements[value]
         return value
 
     def resolved(self) -> dict[Value, Value]:
-        return {value: self.now(value) for value in self.others}
+        return {value: self.resolve(value) for value in self.replacements}
 
-    def look(self, equation: Equation, loop: _Repeats) -> None:
-        """Find the carries of a loop that go."""
+    def find(self, equation: Equation, loop: _Repeats) -> None:
+        """Find the redundant carries of a loop."""
         count = len(loop.carry)
-        first = [self.now(v) for v in loop.carry]
-        next_ = [self.now(v) for v in loop.body.results[:count]]
-        own = loop.body.parameters
-        # The size of another one is changed by steps.
-        sized = [k for k in range(count) if _same_type(loop.carry[k].type, own[k].type)]
+        first = [self.resolve(v) for v in loop.carry]
+        next_ = [self.resolve(v) for v in loop.body.results[:count]]
+        carried = loop.body.parameters
+        # Steps change the size of the other carries.
+        sized = [
+            k for k in range(count) if _same_type(loop.carry[k].type, carried[k].type)
+        ]
         for k in sized:
-            if next_[k] is own[k] or _same_constant(first[k], next_[k]):
+            if next_[k] is carried[k] or _same_constant(first[k], next_[k]):
                 self._drop(equation, loop, k, None)
-        left = [k for k in sized if k not in self.gone.get(equation, ())]
-        for k, other in self._equal(loop, left, first):
+        remaining = [k for k in sized if k not in self.removed.get(equation, ())]
+        for k, other in self._equal(loop, remaining, first):
             self._drop(equation, loop, k, other)
 
     def _drop(
         self, equation: Equation, loop: _Repeats, k: int, other: int | None
     ) -> None:
-        """Have a carry be another one; None: what it begins with."""
-        self.gone.setdefault(equation, set()).add(k)
+        """Replace a carry by another one; None: by its initial value."""
+        self.removed.setdefault(equation, set()).add(k)
         for block in blocks(loop):
             same = loop.carry[k] if other is None else block.parameters[other]
-            self.others[block.parameters[k]] = same
+            self.replacements[block.parameters[k]] = same
         same = loop.carry[k] if other is None else equation.results[other]
-        self.others[equation.results[k]] = same
+        self.replacements[equation.results[k]] = same
 
     def _equal(
-        self, loop: _Repeats, left: Sequence[int], first: Sequence[Value]
+        self, loop: _Repeats, remaining: Sequence[int], first: Sequence[Value]
     ) -> Iterator[tuple[int, int]]:
-        """The carries that are equal to an earlier one, each with that one."""
+        """Yield the carries that equal an earlier one, each with that one."""
         groups: dict[Hashable, list[int]] = {}
-        for k in left:
+        for k in remaining:
             groups.setdefault(_start(first[k], loop.carry[k].type), []).append(k)
         alike = [group for group in groups.values() if len(group) > 1]
         for _ in range(MOST_ROUNDS):
@@ -126,7 +129,7 @@ class _Found:
 
 
 def _start(value: Value, type_: TensorType) -> Hashable:
-    """The same for carries that begin with one value."""
+    """Return a key that is equal for carries that begin with one value."""
     scalar = value.scalar
     constant = scalar is not None and scalar.is_const
     key: Hashable = (repr(scalar.attr), scalar.dtype) if constant and scalar else value
@@ -145,13 +148,13 @@ def _same_constant(a: Value, b: Value) -> bool:
 
 
 class _Numbers:
-    """Numbers of the values that a step computes: equal ones are the same value, if
-    carries of one group are."""
+    """Value numbering of a step: values of one number are equal if the carries of each
+    group are."""
 
     def __init__(
-        self, body: Block, groups: Sequence[Sequence[int]], found: _Found
+        self, body: Block, groups: Sequence[Sequence[int]], redundant: _Redundant
     ) -> None:
-        self._body, self._found = body, found
+        self._body, self._redundant = body, redundant
         self._numbers: dict[Hashable, int] = {}
         self._of: dict[Value, int] = {}
         for group in groups:
@@ -162,7 +165,7 @@ class _Numbers:
             self._add(equation)
 
     def split(self, group: Sequence[int]) -> list[list[int]]:
-        """The carries of a group by what a step gives for them."""
+        """Split a group of carries by the numbers of their next values."""
         parts: dict[int, list[int]] = {}
         for k in group:
             parts.setdefault(self._number(self._body.results[k]), []).append(k)
@@ -173,52 +176,52 @@ class _Numbers:
         return self._next
 
     def _number(self, value: Value) -> int:
-        value = self._found.now(value)
+        value = self._redundant.resolve(value)
         if value not in self._of:
             self._of[value] = self._fresh()
         return self._of[value]
 
     def _add(self, equation: Equation) -> None:
-        own = equation.definition
-        if equation.symbol is not None or not _is_numbered(own):
+        definition = equation.definition
+        if equation.symbol is not None or not _is_numbered(definition):
             return
-        assert isinstance(own, Pointwise)
+        assert isinstance(definition, Pointwise)
         types = [(v.type.dtype, shape_key(v.shape)) for v in equation.results]
-        for k, element in enumerate(own.elements):
+        for k, element in enumerate(definition.elements):
             key = types[k], self._key(element)
             if key not in self._numbers:
                 self._numbers[key] = self._fresh()
             self._of[equation.results[k]] = self._numbers[key]
 
     def _key(self, element: Any) -> int:
-        """A number of an expression by its form."""
-        known: dict[Any, int] = {}
+        """Return the number of an expression by its structure."""
+        numbers: dict[Any, int] = {}
         for node in nodes(element):
             attr: Hashable = id(node.attr)
             if node.op == "element":
                 attr = self._number(node.attr)
             elif node.op == "const":
                 attr = repr(node.attr)
-            key = node.op, node.dtype, attr, tuple([known[a] for a in node.args])
+            key = node.op, node.dtype, attr, tuple([numbers[a] for a in node.args])
             if key not in self._numbers:
                 self._numbers[key] = self._fresh()
-            known[node] = self._numbers[key]
-        return known[element]
+            numbers[node] = self._numbers[key]
+        return numbers[element]
 
 
-def _is_numbered(own: Definition | Region) -> bool:
-    return isinstance(own, Pointwise) and not own.checks
+def _is_numbered(definition: Definition | Region) -> bool:
+    return isinstance(definition, Pointwise) and not definition.checks
 
 
-def _drop(equation: Equation, gone: set[int]) -> None:
-    """Take carries out of a loop, whose values are others by now."""
+def _drop(equation: Equation, removed: set[int]) -> None:
+    """Remove carries, whose values are replaced already, from a loop."""
     loop = equation.definition
     assert isinstance(loop, Loop | While)
     count = len(loop.carry)
 
     def kept(values: Sequence[Value]) -> list[Value]:
 
-        return [v for k, v in enumerate(values[:count]) if k not in gone]
+        return [v for k, v in enumerate(values[:count]) if k not in removed]
 
     for block in blocks(loop):
         block.parameters = kept(block.parameters)

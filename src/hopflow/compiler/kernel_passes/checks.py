@@ -8,11 +8,11 @@
     check index: k[i0] < 9 for i0 < 5
     v2 = z[k[i0], i1] for i0 < 5, i1 < 6
 
-Where each element reads at an index of its own, or divides by a number of its own, it
-does so under the condition that the check of that holds, and nothing relies on that the
-check has been made: it is free, and may be made in the loop that computes the elements
-(see `postpone`). Other checks come before the elements, and so do those that a loop has
-made before its steps. A check is made once, for all that ask the same.
+If each element has an index or a divisor of its own, its read or division becomes
+conditional on the check. Then nothing relies on the check having run: it is free, and
+may run in the loop that computes the elements (see `postpone`). Other checks come
+before the elements, and so do those whose flag was computed before the loop. Equal
+checks become one.
 """
 
 from collections.abc import Hashable, Sequence
@@ -45,26 +45,26 @@ from hopflow.loop_ir.walk import Interned
 
 def checks(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    _split(program.block, _Made())
+    _split(program.block, _Passed())
 
 
-class _Made:
-    """The checks that were made before, here or in a block around."""
+class _Passed:
+    """The checks that have run before, in this block or an enclosing one."""
 
-    def __init__(self, around: "_Made | None" = None) -> None:
-        self._around = around
-        self._interned: Interned = Interned() if around is None else around._interned
+    def __init__(self, outer: "_Passed | None" = None) -> None:
+        self._outer = outer
+        self._interned: Interned = Interned() if outer is None else outer._interned
         self._checks: set[Hashable] = set()
 
     def has(self, check: Check) -> bool:
-        """Whether a check has passed already. One that guards something needs another
-        that does: those that are free may be made later on."""
-        equal = self._key(check, is_free=check.is_free)
-        made: _Made | None = self
-        while made is not None:
-            if equal in made._checks:
+        """Return whether a check has passed already. A check that guards something
+        needs an equal one that does: free checks may run later."""
+        key = self._key(check, is_free=check.is_free)
+        passed: _Passed | None = self
+        while passed is not None:
+            if key in passed._checks:
                 return True
-            made = made._around
+            passed = passed._outer
         return False
 
     def add(self, *checks: Check) -> None:
@@ -74,34 +74,34 @@ class _Made:
                 self._checks.add(self._key(check, is_free=False))
 
     def _key(self, check: Check, *, is_free: bool) -> Hashable:
-        """What equal checks have in common."""
+        """Return a key that is equal for equal checks."""
         return shape_key(check.shape), self._interned.of(check.holds), is_free
 
 
-def _split(block: Block, made: _Made) -> None:
+def _split(block: Block, passed: _Passed) -> None:
     local = {value for equation in block.equations for value in equation.results}
-    given, block.equations = block.equations, []
-    unread: set[Value] = set()  # flags of checks that ask no more for them
-    for equation in given:
-        own = equation.definition
-        for inner in blocks(own):
-            _split(inner, _Made(made))
-        if not isinstance(own, Pointwise | Scatter) or not own.checks:
+    before, block.equations = block.equations, []
+    unread: set[Value] = set()  # flags that no check uses any more
+    for equation in before:
+        definition = equation.definition
+        for inner in blocks(definition):
+            _split(inner, _Passed(passed))
+        if not isinstance(definition, Pointwise | Scatter) or not definition.checks:
             block.equations.append(equation)
             continue
         free: list[Check] = []
-        guards: list[Check] = list(own.checks)
-        if isinstance(own, Pointwise):
+        guards: list[Check] = list(definition.checks)
+        if isinstance(definition, Pointwise):
             type_ = equation.results[0].type
-            free = [c for c in guards if _is_of_element(c, own, type_, local)]
+            free = [c for c in guards if _is_of_element(c, definition, type_, local)]
             guards = [c for c in guards if c not in free]
-            own = _under(free, own)
+            definition = _under(free, definition)
         unread.update(c.passed.attr for c in free if c.passed is not None)
         late = [replace(c, passed=None, is_free=True) for c in free]
-        guards = [c for c in guards if c.passed is not None or not made.has(c)]
-        late = [c for c in late if not made.has(c)]
-        made.add(*guards, *late)
-        equation.definition = replace(own, checks=())
+        guards = [c for c in guards if c.passed is not None or not passed.has(c)]
+        late = [c for c in late if not passed.has(c)]
+        passed.add(*guards, *late)
+        equation.definition = replace(definition, checks=())
         block.equations += _effect(guards, equation.node)
         block.equations.append(equation)
         block.equations += _effect(late, equation.node)
@@ -113,26 +113,28 @@ def _effect(checks: Sequence[Check], node: Node) -> list[Equation]:
 
 
 def _is_of_element(
-    check: Check, own: Pointwise, type_: TensorType, local: AbstractSet[Value]
+    check: Check, definition: Pointwise, type_: TensorType, local: AbstractSet[Value]
 ) -> bool:
-    """Whether a check asks of each element for an index or a divisor that only that
-    element needs, and no flag from before the loop tells whether it passes."""
+    """Return whether a check tests an index or a divisor of each element that only this
+    element uses, and no flag from before the loop tells whether it passes."""
     if check.kind not in ("index", "divide") or is_short(check.shape):
         return False
     if shape_key(check.shape) != shape_key(type_.shape):
         return False
     if check.passed is not None and check.passed.attr not in local:
         return False
-    asked, read = _reads([check.holds]), _reads(own.elements)
-    return bool(asked) and asked <= read
+    required, read = _reads([check.holds]), _reads(definition.elements)
+    return bool(required) and required <= read
 
 
 def _reads(roots: Sequence[Expr]) -> AbstractSet[tuple[object, ...]]:
     return {(node.attr, node.args) for node in elements(roots)}
 
 
-def _under(free: Sequence[Check], own: Pointwise) -> Pointwise:
+def _under(free: Sequence[Check], definition: Pointwise) -> Pointwise:
     if not free:
-        return own
+        return definition
     condition = e.all_of([check.holds for check in free])
-    return replace(own, elements=tuple([under(condition, x) for x in own.elements]))
+    return replace(
+        definition, elements=tuple([under(condition, x) for x in definition.elements])
+    )

@@ -1,4 +1,4 @@
-"""Loops that count become counted loops, and what they count is no carry.
+"""Turns `while` loops that count into counted loops, and removes their counters.
 
     v0, v1 = while, carry c2 = 0, c3 = x:       v1 = for t0 < 8, carry c3 = x:
         v4 = c2[] < 8                               v6 = c3[i0] * y[t0]
@@ -8,14 +8,15 @@
         v6 = c3[i0] * y[c2[]]
         yield v5, v6
 
-A `While` counts if its test compares one carry with what no step changes, and each step
-adds a positive constant to that carry. It stays a `While` if the carry might wrap
-around before the test fails, if the limit of its steps might be reached, and if it
-ticks without a known end.
+A `While` counts if its test compares one carry with a loop invariant, and each step
+adds a positive constant to that carry. It stays a `While` if the carry may wrap around
+before the test fails, if the limit of its steps may be reached, and if it reports
+progress (ticks) without a known trip count.
 
-In a counted loop, an integer that changes by a constant is the first value plus the
-constant times the number of the step: in two's complement that is so where it wraps
-around, too. So it is no carry, and stacks of it are no rows.
+In a counted loop, an integer that each step changes by a constant (a basic induction
+variable) equals its first value plus the constant times the step number; in two's
+complement this also holds where it wraps around. So it need not be carried, and its
+stacks need not be stored as rows.
 """
 
 from collections.abc import Sequence
@@ -54,39 +55,39 @@ _MOST: Final = int(INT64.high)
 
 def counters(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    rewriter = _Rewriter(_known_sizes(program), frozenset(program.symbols))
+    rewriter = _Rewriter(_scalar_sizes(program), frozenset(program.symbols))
     for equation in equations(program.block):
         rewriter.loops += isinstance(equation.definition, Loop)
     for block in all_blocks(program.block):
         rewriter.block(block)
 
 
-def _known_sizes(program: KernelProgram) -> dict[Value, Size]:
-    """The scalars that are sizes, each with what it is."""
-    found: dict[Value, Size] = {}
+def _scalar_sizes(program: KernelProgram) -> dict[Value, Size]:
+    """Return the scalars that are sizes, with these sizes."""
+    sizes: dict[Value, Size] = {}
     for value, symbol in zip(program.block.parameters, program.symbols, strict=False):
-        found[value] = size_of(symbol)
+        sizes[value] = size_of(symbol)
     for equation in equations(program.block):
-        own = equation.definition
+        definition = equation.definition
         if equation.symbol is not None:
-            found[equation.results[0]] = size_of(equation.symbol)
-        elif isinstance(own, Pointwise) and own.elements[0].op == "size":
-            found[equation.results[0]] = own.elements[0].attr
-    return found
+            sizes[equation.results[0]] = size_of(equation.symbol)
+        elif isinstance(definition, Pointwise) and definition.elements[0].op == "size":
+            sizes[equation.results[0]] = definition.elements[0].attr
+    return sizes
 
 
 # --- loops with a test ----------------------------------------------------------------
 
 
 class _Trips(NamedTuple):
-    """How many steps a loop makes.
+    """How many steps a loop makes (its trip count).
 
-    size    the number, if it is over sizes alone
-    steps   the number as an expression, where it does not
-    last    what a carry ends with
-    carry   which one
-    range   where it lies within a step
-    most    as many steps there are at most
+    size    the trip count, if it is an expression of sizes alone
+    steps   the trip count as an expression
+    last    the final value of a carry
+    carry   the number of that carry
+    range   the range of the carry within a step
+    most    an upper bound of the trip count
     """
 
     size: Size | None
@@ -102,9 +103,9 @@ class _Rewriter:
     """Rewrites the blocks of a program.
 
     sizes    the scalars that are sizes
-    entry    the symbols that callers know
+    entry    the symbols that the caller's arguments define
     loops    how many counted loops there are
-    ranges   where the carries of loops lie that were counted
+    ranges   the ranges of the carries that count
     """
 
     sizes: dict[Value, Size]
@@ -134,7 +135,7 @@ class _Rewriter:
             drop_unread(block)
 
     def trips(self, loop: While) -> _Trips | None:
-        """How often a loop steps, if that is known before it begins."""
+        """Return the trip count of a loop, if it is known before the loop begins."""
         tested = _tested(loop)
         if tested is None or (loop.ticks and loop.bounds is None):
             return None
@@ -142,16 +143,16 @@ class _Rewriter:
         if step is None or step < 1:
             return None
         first = loop.carry[tested.carry][()]
-        found = self.count(first, step, tested)
+        trips = self.count(first, step, tested)
         most = loop.max_steps
-        if found is None or most is None:
-            return found
-        if found.size is None or _interval(found.size).high > most:
+        if trips is None or most is None:
+            return trips
+        if trips.size is None or _interval(trips.size).high > most:
             return None
-        return found
+        return trips
 
     def count(self, first: Expr, step: int, tested: "_Tested") -> _Trips | None:
-        """How many steps there are from `first` on, if none wraps around."""
+        """Return the trip count from `first` on; None if the carry may wrap around."""
         end, size = tested.end, self.size(tested.end)
         a, b = self.range(first), self.range(end)
         greatest = iinfo(end.dtype).max
@@ -163,60 +164,59 @@ class _Rewriter:
             one = e.const(1, end.dtype)
             end, b = e.add(end, one), b + ValueRange.point(1)
             size = None if size is None else size + 1
-        apart = b.high - a.low
-        if step > 1 and (b.high - 1 + step > greatest or apart + step > _MOST):
+        distance = b.high - a.low
+        if step > 1 and (b.high - 1 + step > greatest or distance + step > _MOST):
             return None
-        found = self.difference(self.size(first), size, step, end)
-        steps = e.extent(found) if found is not None else None
+        trips = self.difference(self.size(first), size, step, end)
+        steps = e.extent(trips) if trips is not None else None
         if steps is None:
-            steps = _steps(first, end, step, may_wrap=apart > _MOST)
+            steps = _steps(first, end, step, may_wrap=distance > _MOST)
         last = e.binary("max", first, end)
         if step > 1:
             last = _progressed(first, step, steps)
-        within = ValueRange(a.low, b.high - 1)
-        at_most = min(max(int(apart), 0), _MOST)
-        return _Trips(found, steps, last, tested.carry, within, at_most)
+        inside = ValueRange(a.low, b.high - 1)
+        at_most = min(max(int(distance), 0), _MOST)
+        return _Trips(trips, steps, last, tested.carry, inside, at_most)
 
     def difference(
-        self, first: Size | None, end: Size | None, step: int, of: Expr
+        self, first: Size | None, end: Size | None, step: int, limit: Expr
     ) -> Size | None:
-        """The number of steps over sizes, if no program has to check how it is
-        computed."""
+        """Return the trip count as a size, or None if computing it needs a check."""
         if first is None or end is None:
             return None
         if isinstance(first, int) and isinstance(end, int):
             return min(max(-((first - end) // step), 0), _MOST)
-        apart = end - first
-        found = _interval(apart)
+        distance = end - first
+        bounds = _interval(distance)
         is_simple = plain_symbol(end) is not None and isinstance(first, int)
         if not (is_simple or self.entry.issuperset(free_symbols(first, end))):
             return None
-        if of.dtype is not dtypes.int64 or step > 1 or not _is_within(found, INT64):
+        if limit.dtype is not dtypes.int64 or step > 1 or not _is_within(bounds, INT64):
             return None
-        return apart if found.low >= 0 else sym_max(apart, 0)
+        return distance if bounds.low >= 0 else sym_max(distance, 0)
 
     def size(self, x: Expr) -> Size | None:
-        """What an integer is, if it is a size."""
+        """Return the size that an integer is, or None."""
         if x.is_const:
             return int(x.attr)
         if x.op == "size":
-            found: Size = x.attr
-            return found
+            size: Size = x.attr
+            return size
         return self.sizes.get(x.attr) if x.op == "element" and not x.args else None
 
     def range(self, x: Expr) -> ValueRange:
-        """Where an integer lies."""
+        """Return the range of an integer."""
         size = self.size(x)
         if size is not None and x.dtype is dtypes.int64:
             return _interval(size) & INT64
         if x.is_const:
             return ValueRange.point(x.attr)
         limits = iinfo(x.dtype)
-        known = self.ranges.get(x.attr) if x.op == "element" else None
-        return known or ValueRange(limits.min, limits.max)
+        carried = self.ranges.get(x.attr) if x.op == "element" else None
+        return carried or ValueRange(limits.min, limits.max)
 
     def counted(self, equation: Equation, trips: _Trips) -> list[Equation]:
-        """Make a loop a counted one; what has to be computed before it."""
+        """Make a loop a counted one. Return the equations to compute before it."""
         loop = equation.definition
         assert isinstance(loop, While)
         rows = equation.results[len(loop.carry) :]
@@ -241,16 +241,16 @@ class _Rewriter:
 
 
 def _interval(size: Size) -> ValueRange:
-    """Where a size lies whose symbols are integers of 64 bits."""
+    """Return the range of a size whose symbols are 64-bit integers."""
     return interval(terms_of(size), lambda factor: declared(factor) & INT64)
 
 
-def _is_within(found: ValueRange, other: ValueRange) -> bool:
-    return other.low <= found.low and found.high <= other.high
+def _is_within(inner: ValueRange, outer: ValueRange) -> bool:
+    return outer.low <= inner.low and inner.high <= outer.high
 
 
 class _Tested(NamedTuple):
-    """A test `carry op end`, of the carry of a number; op is "lt", "le" or "ne"."""
+    """A test `carry op end` of a carry by its number; `op` is "lt", "le" or "ne"."""
 
     carry: int
     op: str
@@ -258,23 +258,27 @@ class _Tested(NamedTuple):
 
 
 def _tested(loop: While) -> _Tested | None:
-    """What the test of a loop compares, if it does no more than that."""
+    """Return the comparison that the test of a loop is, or None."""
     if len(loop.test.equations) != 1:
         return None
     [test] = loop.test.equations
-    own, carried = test.definition, loop.test.parameters
-    if not isinstance(own, Pointwise) or own.checks or test.results[0].type.ndim:
+    compared, carried = test.definition, loop.test.parameters
+    if (
+        not isinstance(compared, Pointwise)
+        or compared.checks
+        or test.results[0].type.ndim
+    ):
         return None
-    [holds] = own.elements
+    [holds] = compared.elements
     if holds.op not in _MIRRORED or loop.test.results != list(test.results):
         return None
     x, y = holds.args
-    for own_side, end, op in ((x, y, holds.op), (y, x, _MIRRORED[holds.op])):
-        if own_side.op != "element" or own_side.attr not in carried:
+    for side, end, op in ((x, y, holds.op), (y, x, _MIRRORED[holds.op])):
+        if side.op != "element" or side.attr not in carried:
             continue
         is_outer = all(node.attr not in carried for node in elements([end]))
-        if is_outer and op in ("lt", "le", "ne") and own_side.dtype.is_integer:
-            return _Tested(carried.index(own_side.attr), op, end)
+        if is_outer and op in ("lt", "le", "ne") and side.dtype.is_integer:
+            return _Tested(carried.index(side.attr), op, end)
     return None
 
 
@@ -282,29 +286,29 @@ _MIRRORED: Final = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
 
 def _steps(first: Expr, end: Expr, step: int, *, may_wrap: bool) -> Expr:
-    """The number of steps as an i64 expression; the largest i64 where it is larger."""
+    """Return the trip count as an i64 expression, at most the largest i64."""
     dtype = end.dtype if end.dtype.bits == 64 else dtypes.int64
     first, end = e.cast(first, dtype), e.cast(end, dtype)
-    apart = e.sub(e.binary("max", end, first), first)
+    distance = e.sub(e.binary("max", end, first), first)
     most = e.const(_MOST, dtype)
     if step > 1:
-        more = e.add(apart, e.const(step - 1, dtype))
-        apart = e.div(more, e.const(step, dtype))
+        rounded_up = e.add(distance, e.const(step - 1, dtype))
+        distance = e.div(rounded_up, e.const(step, dtype))
     elif may_wrap and dtype is dtypes.int64:
-        wraps = e.compare("lt", apart, e.const(0, dtype))
-        apart = e.select(wraps, most, apart)
+        wraps = e.compare("lt", distance, e.const(0, dtype))
+        distance = e.select(wraps, most, distance)
     elif may_wrap:
-        apart = e.binary("min", apart, most)
-    return e.cast(apart, dtypes.int64)
+        distance = e.binary("min", distance, most)
+    return e.cast(distance, dtypes.int64)
 
 
-# --- what is counted ------------------------------------------------------------------
+# --- the carries that count -----------------------------------------------------------
 
 
 def _step(body: Block, number: int) -> int | None:
-    """What each step adds to a carry, if that is a constant."""
-    own, following = body.parameters[number], body.results[number]
-    if own.type.ndim or not own.dtype.is_integer:
+    """Return the constant that each step adds to a carry, or None."""
+    carry, following = body.parameters[number], body.results[number]
+    if carry.type.ndim or not carry.dtype.is_integer:
         return None
     for equation in body.equations:
         definition = equation.definition
@@ -314,7 +318,7 @@ def _step(body: Block, number: int) -> int | None:
         if element.op not in ("add", "sub") or equation.symbol is not None:
             return None
         x, y = element.args
-        if x.op == "element" and x.attr is own and y.is_const:
+        if x.op == "element" and x.attr is carry and y.is_const:
             return int(y.attr) if element.op == "add" else -int(y.attr)
     return None
 
@@ -322,10 +326,10 @@ def _step(body: Block, number: int) -> int | None:
 def _without_counters(
     equation: Equation, loop: Loop, last: dict[int, Expr]
 ) -> list[Equation]:
-    """Have the carries that count be no carries; the equations of what they and their
-    stacks are after the loop.
+    """Remove the carries that count from a loop. Return the equations that compute
+    their final values and their stacks after the loop.
 
-    last   what some of them end with, by number, where that is known
+    last   the final values that are known, by number
     """
     count, body = len(loop.carry), loop.body
     steps = {k: step for k in range(count) if (step := _step(body, k)) is not None}
@@ -334,47 +338,47 @@ def _without_counters(
     length = e.extent(loop.length)
 
     def at(number: int, index: Expr) -> Expr:
-        """A carry in the step of an index."""
+        """Return a carry in the step of an index."""
         back = e.sub(e.sub(length, e.index(1)), index)
         done = back if loop.reverse else index
         return _progressed(loop.carry[number][()], steps[number], done)
 
     after: list[Equation] = []
-    within: list[Equation] = []
-    gone: set[int] = set()
+    inside: list[Equation] = []
+    removed: set[int] = set()
     for number, step in steps.items():
-        own = body.parameters[number]
+        carry = body.parameters[number]
         element = Pointwise((at(number, e.read(loop.counter)),))
-        within.append(Equation((own,), element, equation.node))
+        inside.append(Equation((carry,), element, equation.node))
         end = last.get(number)
         if end is None:
             end = _progressed(loop.carry[number][()], step, length)
         result = (equation.results[number],)
         after.append(Equation(result, Pointwise((end,)), equation.node))
-        gone.add(number)
+        removed.add(number)
         for position in range(count, len(body.results)):
-            if body.results[position] is own:
+            if body.results[position] is carry:
                 stack = Pointwise((at(number, axes(1)[0]),))
                 result = (equation.results[position],)
                 after.append(Equation(result, stack, equation.node))
-                gone.add(position)
-    _take_out(equation, loop, gone)
-    body.equations = within + body.equations
+                removed.add(position)
+    _remove(equation, loop, removed)
+    body.equations = inside + body.equations
     drop_unread(body)
     return after
 
 
 def _progressed(first: Expr, step: int, done: Expr) -> Expr:
-    """What an integer has become after so many steps."""
+    """Return the value of a carry after so many steps."""
     dtype = first.dtype
     return e.add(first, e.mul(e.cast(done, dtype), e.const(step, dtype)))
 
 
-def _take_out(equation: Equation, loop: Loop, gone: set[int]) -> None:
-    """Take carries and rows out of a loop, by their numbers."""
+def _remove(equation: Equation, loop: Loop, removed: set[int]) -> None:
+    """Remove carries and rows from a loop, by their numbers."""
 
     def kept(values: Sequence[Value]) -> list[Value]:
-        return [v for k, v in enumerate(values) if k not in gone]
+        return [v for k, v in enumerate(values) if k not in removed]
 
     loop.body.parameters = kept(loop.body.parameters)
     loop.body.results = kept(loop.body.results)
@@ -383,7 +387,7 @@ def _take_out(equation: Equation, loop: Loop, gone: set[int]) -> None:
 
 
 def _is_empty(loop: object) -> bool:
-    """Whether a counted loop does nothing."""
+    """Return whether a counted loop does nothing."""
     return isinstance(loop, Loop) and not (
         loop.ticks or loop.body.equations or loop.body.results
     )

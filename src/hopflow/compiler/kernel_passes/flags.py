@@ -1,4 +1,4 @@
-"""Whether the checks of a loop's step pass becomes a value.
+"""Turns the outcome of the checks of a loop's step into a value, a flag.
 
     v1 = for t0 < n, carry c2 = x:
         v3 = y[k[i0]]; check index: k[i0] < 8 for i0 < 5
@@ -11,9 +11,9 @@
         v4 = c2[i0] + v3[i0]
         yield v4
 
-The value cannot stop the program, so that `hoist` may compute it once for all steps.
-The check itself stays where it is, for there may be no step; it looks at the elements
-again only if one fails.
+Computing the flag cannot stop the program, so `hoist` may compute it once for all
+steps. The check itself stays where it is, for there may be no step; it tests the
+elements again only if one of them fails.
 """
 
 from collections.abc import Set as AbstractSet
@@ -54,29 +54,38 @@ def flags(program: KernelProgram, _context: Context) -> None:
 
 
 class _Flags:
-    """Adds flags to blocks; `sizes` are those that a call has known."""
+    """Adds flags to blocks; `sizes` are the symbols known on entry."""
 
     def __init__(self, sizes: AbstractSet[Symbol]) -> None:
         self._sizes, self._names = sizes, count()
 
     def block(self, block: Block, *, repeats: bool) -> None:
-        """Add the flags of a block, which a loop repeats or not."""
+        """Add the flags of a block; `repeats` tells whether a loop repeats it."""
         equations: list[Equation] = []
         for equation in block.equations:
-            own = equation.definition
-            for inner in blocks(own):
-                self.block(inner, repeats=repeats or isinstance(own, Loop | While))
-            if repeats and isinstance(own, Pointwise | Scatter | Effect) and own.checks:
-                found = [self._passing(check, equation.node) for check in own.checks]
-                equations += [flag for flag in found if flag is not None]
-                checks = tuple(map(_with_flag, own.checks, found))
-                equation.definition = replace(own, checks=checks)
+            definition = equation.definition
+            for inner in blocks(definition):
+                self.block(
+                    inner, repeats=repeats or isinstance(definition, Loop | While)
+                )
+            if (
+                repeats
+                and isinstance(definition, Pointwise | Scatter | Effect)
+                and definition.checks
+            ):
+                passing = [
+                    self._passing(check, equation.node) for check in definition.checks
+                ]
+                equations += [flag for flag in passing if flag is not None]
+                checks = tuple(map(_with_flag, definition.checks, passing))
+                equation.definition = replace(definition, checks=checks)
             equations.append(equation)
         block.equations = equations
 
     def _passing(self, check: Check, node: Node) -> Equation | None:
-        """The value that tells whether a check passes. None: that costs what it does,
-        or a check before it may stop a run of such sizes."""
+        """Return the equation of a flag that tells whether a check passes. None if the
+        flag costs as much as the check, or if its size is unknown on entry: an earlier
+        check may then stop the program."""
         if is_short(check.shape) or not self._sizes >= set(free_symbols(*check.shape)):
             return None
         start = (e.const(True, dtypes.bool_),)
@@ -85,7 +94,7 @@ class _Flags:
             check.shape, start, "and", (check.holds,), (Function(total, total),)
         )
         flag = Value(f"passed{next(self._names)}", TensorType(dtypes.bool_))
-        # Of no operation, for it has none of the effects that this one has.
+        # A node without an operation, as the flag has none of the effects of this one.
         pure = Node("call_function", None, (), {}, line=node.line, meta=node.meta)
         return Equation((flag,), all_hold, pure)
 

@@ -1,12 +1,12 @@
-"""What no step of a loop changes is computed once, before the loop.
+"""Loop-invariant code motion: invariant equations are computed once, before the loop.
 
     v1 = for t0 < n, carry c2 = x:          v3 = y[i0] * 2.0
         v3 = y[i0] * 2.0                    v1 = for t0 < n, carry c2 = x:
         v4 = c2[i0] + v3[i0]          ->        v4 = c2[i0] + v3[i0]
         yield v4                                yield v4
 
-An equation with an effect stays: a loop may take no step. So does one of a size that
-the program itself has to compute, for that may stop it.
+An equation with an effect stays, for the loop may make no step. So does one whose size
+the program itself has to compute, for that may stop the program.
 """
 
 from collections.abc import Collection, Iterator
@@ -37,7 +37,7 @@ from hopflow.symbolic.size import Size, Symbol, free_symbols
 def hoist(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls.
 
-    Inner loops are done first, so that an equation may leave several loops.
+    Inner loops come first, so that an equation may leave several loops.
     """
     inputs = program.block.parameters
     entry = {s for value in inputs for s in free_symbols(*value.shape)}
@@ -61,25 +61,25 @@ def _hoist(block: Block, entry: Collection[Symbol]) -> None:
 def _take_invariants(
     block: Block, counter: object, entry: Collection[Symbol]
 ) -> list[Equation]:
-    """Take the equations that no step changes out of the block of a loop."""
+    """Remove the loop-invariant equations from the block of a loop, and return them."""
     changing: set[Value] = set(block.parameters)
     symbols = {s for value in block.parameters for s in free_symbols(*value.shape)}
     symbols -= set(entry)
-    taken: list[Equation] = []
+    invariants: list[Equation] = []
     kept: list[Equation] = []
     for equation in block.equations:
         if _may_leave(equation, counter, changing, symbols, entry):
-            taken.append(equation)
+            invariants.append(equation)
             continue
         kept.append(equation)
         changing.update(equation.results)
         symbols.update(_defined_symbols(equation))
     block.equations = kept
-    return taken
+    return invariants
 
 
 def _defined_symbols(equation: Equation) -> Iterator[Symbol]:
-    """The sizes that are known after an equation, and were not before."""
+    """Yield the sizes that an equation defines."""
     if equation.symbol is not None:
         yield equation.symbol
     for value in equation.results:
@@ -111,22 +111,21 @@ def _may_leave(
     for value in equation.results:
         sizes += [*value.shape, value.type.size]
     sizes += getattr(definition, "space", ())
-    return all(_is_known(size, symbols, entry) for size in sizes)
+    return all(_is_invariant(size, symbols, entry) for size in sizes)
 
 
 def _may_stop(equation: Equation) -> bool:
-    """Whether an equation checks something, or has another effect: where its loop takes
-    no step, or its branch is not taken, it does not happen."""
+    """Return whether an equation has a check or another effect, which must not happen
+    if its loop makes no step or its branch is not taken."""
     checks = getattr(equation.definition, "checks", ())
     is_check = isinstance(equation.definition, Effect)
     return is_check or bool(checks) or bool(effects(equation.node))
 
 
-def _is_known(
+def _is_invariant(
     size: Size, changing: Collection[Symbol], entry: Collection[Symbol]
 ) -> bool:
-    """Whether a size is the same in all steps, and takes no computation that may stop
-    the program."""
+    """Return whether a size is invariant, and computing it cannot stop the program."""
     used = free_symbols(size)
     if plain_symbol(size) is None and any(s not in entry for s in used):
         return False

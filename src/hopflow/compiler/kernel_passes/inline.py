@@ -1,12 +1,13 @@
-"""What is cheap, or read once, is computed where it is read; the rest is stored.
+"""Fusion: values that are cheap, or read once, are recomputed in their readers.
 
     v0 = x[i0] * 2.0                    v2 = reduce add from 0.0 of x[i0] * 2.0 + 1.0
     v1 = v0[i0] + 1.0             ->
     v2 = reduce add from 0.0 of v1[i0]
 
-After it every value of a program has memory, or is in registers, but for views that a
-library may take as they are. What a loop gives for its next step is computed at the end
-of the step, all values of one shape at once, so that they can replace what they read.
+All other values are stored. After this pass every value of a program has memory or is
+in registers, except for views that a library takes as they are. The values that a loop
+carries to its next step are computed at the end of the step, all values of one shape in
+one kernel, so that they can replace the carries that they read.
 """
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from hopflow.compiler.kernel_passes import Context
 from hopflow.compiler.kernel_passes.reads import Cost, counted_reads
-from hopflow.compiler.kernel_passes.reads import cost as own_cost
+from hopflow.compiler.kernel_passes.reads import cost as cost_of
 from hopflow.compiler.kernel_passes.substitution import Substitution
 from hopflow.compiler.kernel_program.definitions import (
     Compact,
@@ -57,39 +58,39 @@ from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.loop_ir.walk import nodes
 
 CHEAP: Final = 6
-"""An element of at most this cost may be computed again for each reader."""
+"""An element of at most this cost is computed again for each reader."""
 LARGE: Final = 1 << 20
-"""Bytes that are more than fit into the caches of a core."""
+"""Bytes of a value that does not fit into the caches of a core."""
 TRAFFIC: Final = 48
-"""What it costs to write and to read again an element of a value that is so large."""
+"""The cost of writing and reading back an element of such a large value."""
 LONGEST: Final = 1000
-"""Instructions of an element: longer ones are stored. What a loop computes at once must
+"""Instructions of an element: a longer one is stored. What a loop computes at once must
 fit into the registers, and LLVM takes more than linear time for it."""
 
 
 _Deferred: TypeAlias = dict[Value, list[Value]]
-"""By a value with memory, the values computed in their readers that read it."""
+"""Maps a value with memory to the deferred values that read it. A deferred value has no
+memory: its readers compute it."""
 
 
 def inline(program: KernelProgram, context: Context) -> None:
     """Edit a program in place, without the functions that it calls.
 
-    Results that are to take the memory of parameters are computed last, as those of a
-    step are.
+    Results that take the memory of parameters are computed last, like those of a step.
     """
     readers = _Readers()
     readers.walk(program.block)
     _Inliner(readers).program(program.block, context.reused)
 
 
-# --- who reads what -------------------------------------------------------------------
+# --- the readers of values ------------------------------------------------------------
 
 
 class _Read(NamedTuple):
     """An equation that reads a value at several `indices`; None: a result of a block.
 
-    whole   it reads all of the value, and not by element
-    outer   it is in a block within that of the value
+    whole   it reads the whole value, not single elements
+    outer   it is in a block inside that of the value
     """
 
     equation: Equation | None
@@ -99,16 +100,16 @@ class _Read(NamedTuple):
 
 
 class _Readers:
-    """What reads each value that may be computed in its readers.
+    """The reads of each value that may be deferred.
 
-    views   the definitions that only move elements; those that something reads whole
-            have memory, and read by themselves
-    reads   what is left if views are computed in their readers
-    last    the last equation of the value's block that reads it, or holds what does,
-            by number
-    orders     the nodes of equations that may be computed in their readers
+    views   the definitions that only move elements; a view that an operation reads as
+            a whole has memory, and its own reads count
+    reads   the reads that remain if views are computed in their readers
+    last    the number of the last equation of the value's block that reads the value,
+            or contains an equation that does
+    orders     the nodes of equations that may be deferred
     inlining   the equations whose expressions read such values
-    counts     for equations that do, how many indices they read each value at
+    counts     for these equations, at how many indices they read each value
     """
 
     def __init__(self) -> None:
@@ -124,11 +125,11 @@ class _Readers:
         self._within: list[Block] = []
 
     def walk(self, block: Block) -> None:
-        """Note the reads of a block and of the blocks in it."""
+        """Record the reads of a block and of the blocks in it."""
         self._within.append(block)
         for number, equation in enumerate(block.equations):
             self._at[block] = number
-            self._note(equation)
+            self._record(equation)
             for inner in blocks(equation.definition):
                 self.walk(inner)
             if _may_inline(equation):
@@ -143,7 +144,7 @@ class _Readers:
             self._read(value, None, 1, whole=True)
         self._within.pop()
 
-    def _note(self, equation: Equation) -> None:
+    def _record(self, equation: Equation) -> None:
         for value in operands(equation.definition):
             self._read(value, equation, 1, whole=True)
         if isinstance(equation.definition, Region):
@@ -151,15 +152,15 @@ class _Readers:
         order = nodes(*all_expressions(equation.definition))
         if _may_inline(equation):
             self.orders[equation] = order
-        known = [
+        values = [
             node.attr
             for node in order
             if node.op == "element" and node.attr in self._block
         ]
-        if not known:
+        if not values:
             return
         self.inlining.add(equation)
-        for value in known:
+        for value in values:
             self.last[value] = self._at[self._block[value]]
         if _is_inlined_view(equation):
             return
@@ -183,7 +184,7 @@ class _Readers:
             self._read_through(value, self._whole.pop(value))
 
     def _read_through(self, view: Value, equation: Equation) -> None:
-        """Note what a view reads that has memory, where it stands."""
+        """Record the reads of a view that has memory, at the view's position."""
         counts, _ = counted_reads(self.orders[equation], self.views)
         for value, count in counts.items():
             if value in self._block:
@@ -192,40 +193,44 @@ class _Readers:
 
 
 def _may_inline(equation: Equation) -> bool:
-    own = equation.definition
-    if not isinstance(own, Pointwise) or len(own.elements) > 1:
+    definition = equation.definition
+    if not isinstance(definition, Pointwise) or len(definition.elements) > 1:
         return False
     return not is_small(equation.results[0].type) or (
-        equation.symbol is None and _is_row(own)
+        equation.symbol is None and _is_row(definition)
     )
 
 
-def _is_row(own: Pointwise) -> bool:
-    """Whether a view is a part of a value that a loop steps through: to read it again
-    costs next to nothing."""
-    [element] = own.elements
+def _is_row(definition: Pointwise) -> bool:
+    """Return whether a view is a row of a value that a loop steps through: reading it
+    again costs next to nothing."""
+    [element] = definition.elements
     return (
-        own.is_view
+        definition.is_view
         and element.op == "element"
         and all(i.op == "var" for i in element.args)
     )
 
 
 def _is_inlined_view(equation: Equation) -> bool:
-    own = equation.definition
-    return isinstance(own, Pointwise) and own.is_view and _may_inline(equation)
+    definition = equation.definition
+    return (
+        isinstance(definition, Pointwise)
+        and definition.is_view
+        and _may_inline(equation)
+    )
 
 
-# --- what is stored -------------------------------------------------------------------
+# --- which values are stored ----------------------------------------------------------
 
 
 def _is_stored(value: Value, cost: Cost, reads: Sequence[_Read], is_view: bool) -> bool:
-    """Whether an element of this cost is computed once, and read from memory."""
+    """Return whether an element of this cost is computed once and read from memory."""
     again = cost.again
     if again > LONGEST or any(map(_takes_memory, reads)):
         return True
     if any(_takes_matrix(r) and (r.outer or not is_view) for r in reads):
-        return True  # otherwise each step copies it
+        return True  # else each step would copy it
     if any(_repeats(r.equation, value.type, again) for r in reads):
         return True
     if again <= CHEAP or _is_stencil(value.type, again, reads, is_view):
@@ -234,14 +239,15 @@ def _is_stored(value: Value, cost: Cost, reads: Sequence[_Read], is_view: bool) 
     results = sum(r.equation is None for r in reads)
     if not is_view and len(readers) + results > 1:
         return True
-    return any(r.outer or _asks_again(r, value, cost, is_view) for r in reads)
+    return any(r.outer or _recomputes(r, value, cost, is_view) for r in reads)
 
 
 def _is_stencil(
     type_: TensorType, cost: int, reads: Sequence[_Read], is_view: bool
 ) -> bool:
-    """Whether neighbours of an element of a large value are read, and are computed for
-    less than the traffic of memory costs; half of that, if the size is not known."""
+    """Return whether the value is large, its readers read neighbouring elements, and
+    computing these again costs less than the memory traffic. If the size is symbolic,
+    half of the traffic is the limit."""
     size, limit = static_size(type_), TRAFFIC
     if size is None:
         limit //= 2
@@ -257,25 +263,26 @@ def _is_stencil(
 
 
 def _is_as_wide(read: _Read, type_: TensorType) -> bool:
-    """Whether a reader is elementwise, of no more elements, and in the same block."""
-    own = read.equation
+    """Return whether a reader is elementwise, in the same block and no larger."""
+    equation = read.equation
     return (
-        own is not None
-        and isinstance(own.definition, Pointwise)
+        equation is not None
+        and isinstance(equation.definition, Pointwise)
         and not read.outer
-        and not _is_larger(own.results[0].type, type_)
+        and not _is_larger(equation.results[0].type, type_)
     )
 
 
 def _writes_over(read: _Read, sources: Collection[Value]) -> bool:
-    """Whether a reader replaces elements of what it would read, so that all of it had
-    to be copied before."""
-    own = None if read.equation is None else read.equation.definition
-    return isinstance(own, Scatter) and own.base in sources
+    """Return whether a reader is a scatter into one of its sources. If its updates were
+    computed from that source, the source would have to be copied first."""
+    definition = None if read.equation is None else read.equation.definition
+    return isinstance(definition, Scatter) and definition.base in sources
 
 
-def _asks_again(read: _Read, value: Value, cost: Cost, is_view: bool) -> bool:
-    """Whether a reader computes elements several times, or dear ones one by one."""
+def _recomputes(read: _Read, value: Value, cost: Cost, is_view: bool) -> bool:
+    """Return whether a reader computes elements several times, or expensive ones one at
+    a time instead of as vectors."""
     if read.equation is None:
         return False
     match read.equation.definition:
@@ -292,7 +299,7 @@ def _asks_again(read: _Read, value: Value, cost: Cost, is_view: bool) -> bool:
 
 
 def _repeats(equation: Equation | None, type_: TensorType, cost: int) -> bool:
-    """Whether a reduction computes elements so often that it costs more than memory."""
+    """Return whether a reduction would compute elements more often than pays."""
     if equation is None or not isinstance(equation.definition, Reduction):
         return False
     space = (*equation.results[0].shape, *equation.definition.space)
@@ -303,16 +310,16 @@ def _repeats(equation: Equation | None, type_: TensorType, cost: int) -> bool:
 
 
 def _takes_memory(read: _Read) -> bool:
-    """Whether a reader needs the value as a dense array."""
-    own = None if read.equation is None else read.equation.definition
-    if isinstance(own, Library):
-        return not own.takes_transposed
-    return isinstance(own, Callback | Call)
+    """Return whether a reader needs the value as a dense array."""
+    definition = None if read.equation is None else read.equation.definition
+    if isinstance(definition, Library):
+        return not definition.takes_transposed
+    return isinstance(definition, Callback | Call)
 
 
 def _takes_matrix(read: _Read) -> bool:
-    own = None if read.equation is None else read.equation.definition
-    return isinstance(own, Library) and own.takes_transposed
+    definition = None if read.equation is None else read.equation.definition
+    return isinstance(definition, Library) and definition.takes_transposed
 
 
 def _is_larger(result: TensorType, operand: TensorType) -> bool:
@@ -324,20 +331,21 @@ def _is_larger(result: TensorType, operand: TensorType) -> bool:
 
 
 class _Inliner:
-    """Rewrites blocks in the order of the text.
+    """Rewrites blocks in program order.
 
-    Values that are computed in their readers are deferred. Before the memory that they
-    read may be written over, those that are read later are stored.
+    Before the memory that deferred values read is overwritten, those of them that are
+    read later are stored.
     """
 
     def __init__(self, readers: _Readers) -> None:
         self._readers = readers
         self._elements = Substitution()
         self._costs: dict[Value, Cost] = {}
-        self._made: dict[Value, int] = {}  # how often a deferred value got memory
+        self._stores: dict[Value, int] = {}  # how often a deferred value was stored
         self._makers: dict[Value, Equation] = {}  # of deferred values
-        self._sources: dict[Value, dict[Value, None]] = {}  # what they read of memory
-        self._views: set[Value] = set()  # those that stay, for libraries
+        # The values with memory that a deferred value reads.
+        self._sources: dict[Value, dict[Value, None]] = {}
+        self._views: set[Value] = set()  # those that remain, for libraries
 
     def program(self, block: Block, reused: Mapping[int, int]) -> None:
         """Rewrite the block of a program in place."""
@@ -358,8 +366,8 @@ class _Inliner:
 
     def _equations(self, block: Block, keeps: set[Value]) -> None:
         deferred: _Deferred = {}
-        given, block.equations = block.equations, []
-        for number, equation in enumerate(given):
+        before, block.equations = block.equations, []
+        for number, equation in enumerate(before):
             if _may_inline(equation):
                 self._pointwise(equation, block, deferred, keeps)
             else:
@@ -372,18 +380,18 @@ class _Inliner:
         deferred: _Deferred,
         keeps: set[Value],
     ) -> None:
-        [value], own = equation.results, equation.definition
-        assert isinstance(own, Pointwise)
-        reads, is_view = self._readers.reads[value], own.is_view
+        [value], definition = equation.results, equation.definition
+        assert isinstance(definition, Pointwise)
+        reads, is_view = self._readers.reads[value], definition.is_view
         cost = self._cost(equation)
-        [element] = own.elements
+        [element] = definition.elements
         takes_view = any(map(_takes_matrix, reads))
         sources = self._read_by(self._readers.orders[equation])
         is_stored = value in keeps or _is_stored(value, cost, reads, is_view)
         if cost.again > CHEAP and any(_writes_over(read, sources) for read in reads):
             is_stored = True
         if equation in self._readers.inlining and (is_stored or takes_view):
-            [element] = self._elements.of(own.elements)
+            [element] = self._elements.of(definition.elements)
         if takes_view and (element.op != "element" or condition_of(element)):
             is_stored = True
         if is_stored:
@@ -400,27 +408,27 @@ class _Inliner:
         if takes_view:
             equation.definition = Pointwise((element,), (), is_view)
             block.equations.append(equation)
-            self._made[value] = 1
+            self._stores[value] = 1
             self._views.add(value)
         elif not any(_is_as_large(source, value.type) for source in sources):
             sized = Effect(types=(value.type,))
             block.equations.append(Equation((), sized, equation.node))
 
     def _read_by(self, order: Sequence[Expr]) -> dict[Value, None]:
-        """The values with memory that nodes read, by way of deferred ones."""
-        found: dict[Value, None] = {}
+        """Return the values with memory that nodes read, also by deferred values."""
+        sources: dict[Value, None] = {}
         for node in order:
             if node.op == "element":
-                found |= self._sources.get(node.attr, {node.attr: None})
-        return found
+                sources |= self._sources.get(node.attr, {node.attr: None})
+        return sources
 
     def _cost(self, equation: Equation) -> Cost:
         order = self._readers.orders[equation]
-        cost = own_cost(order)
+        cost = cost_of(order)
         if equation not in self._readers.inlining:
             return cost
         counts = self._readers.counts.get(equation)
-        if counts is None:  # of a view, whose reads are those of its readers
+        if counts is None:  # a view, whose reads count as those of its readers
             counts, _ = counted_reads(order, self._readers.views)
         for value, n in counts.items():
             if value in self._costs:
@@ -434,25 +442,31 @@ class _Inliner:
         block: Block,
         deferred: _Deferred,
     ) -> None:
-        own = equation.definition
-        for value in _overwritten(own):
+        definition = equation.definition
+        for value in _overwritten(definition):
             self._before_update(value, number, block, deferred)
-        if isinstance(own, Branch | Loop | While | Scatter):
-            own = map_operands(own, lambda value: self._whole(value, block))
-        if isinstance(own, Region):
-            for inner in blocks(own):
-                self.block(inner, own)
+        if isinstance(definition, Branch | Loop | While | Scatter):
+            definition = map_operands(
+                definition, lambda value: self._whole(value, block)
+            )
+        if isinstance(definition, Region):
+            for inner in blocks(definition):
+                self.block(inner, definition)
         elif equation in self._readers.inlining:
-            own = self._rewritten(own)
-        elif isinstance(own, Pointwise):
-            own = Pointwise(own.elements)
-        equation.definition = own
+            definition = self._rewritten(definition)
+        elif isinstance(definition, Pointwise):
+            definition = Pointwise(definition.elements)
+        equation.definition = definition
         block.equations.append(equation)
 
-    def _rewritten(self, own: Definition) -> Definition:
-        found = iter(self._elements.of(all_expressions(own)))
-        own = map_expressions(own, lambda _: next(found))
-        return Pointwise(own.elements) if isinstance(own, Pointwise) else own
+    def _rewritten(self, definition: Definition) -> Definition:
+        replaced = iter(self._elements.of(all_expressions(definition)))
+        definition = map_expressions(definition, lambda _: next(replaced))
+        return (
+            Pointwise(definition.elements)
+            if isinstance(definition, Pointwise)
+            else definition
+        )
 
     def _before_update(
         self,
@@ -461,15 +475,16 @@ class _Inliner:
         block: Block,
         deferred: _Deferred,
     ) -> None:
-        """Store what reads a value that may be written over, and is read later on."""
+        """Store the deferred values that read a value which may be overwritten, and
+        that are themselves read later."""
         last = self._readers.last
         readers = [
             reader
             for reader in deferred.pop(value, ())
             if reader in self._elements and last.get(reader, -1) >= number
         ]
-        found = [self._elements.at_axes(reader) for reader in readers]
-        for reader, element in zip(readers, found, strict=True):
+        computed = [self._elements.at_axes(reader) for reader in readers]
+        for reader, element in zip(readers, computed, strict=True):
             self._elements.remove(reader)
             self._costs.pop(reader)
             self._sources.pop(reader)
@@ -479,30 +494,32 @@ class _Inliner:
                 block.equations.append(equation)
 
     def _whole(self, value: Value, block: Block) -> Value:
-        """A value that has memory from here on."""
+        """Return a value that has memory from here on."""
         if value not in self._elements:
             return value
         return self._memory([value], [self._elements.at_axes(value)], block)[0]
 
     def _memory(
-        self, values: Sequence[Value], given: Sequence[Expr], block: Block
+        self, values: Sequence[Value], expressions: Sequence[Expr], block: Block
     ) -> list[Value]:
-        """Memory for deferred values of one shape, computed at once."""
-        made = []
+        """Store deferred values of one shape, computed in one equation."""
+        stored = []
         for value in values:
-            count = self._made[value] = self._made.get(value, 0) + 1
+            count = self._stores[value] = self._stores.get(value, 0) + 1
             name = value.name if count == 1 else f"{value.name}_{count}"
-            made.append(Value(name, value.type))
+            stored.append(Value(name, value.type))
         node = self._makers[values[0]].node
-        block.equations.append(Equation(tuple(made), Pointwise(tuple(given)), node))
-        return made
+        block.equations.append(
+            Equation(tuple(stored), Pointwise(tuple(expressions)), node)
+        )
+        return stored
 
     def _compute_last(
         self, block: Block, last: Sequence[Value], replaced: Sequence[Value]
     ) -> None:
-        """Compute the results of a block that are still deferred: first what reads the
-        values that are replaced at other indices than its own, then the rest of what
-        comes `last`, by shape."""
+        """Compute the results of a block that are still deferred. The first ones read
+        the replaced values at indices other than their own; the rest of the `last` ones
+        follow, one equation for each shape."""
         parameters = {v for v in replaced if not is_small(v.type)}
         groups: dict[Hashable, list[Value]] = {}
         computed: dict[Value, Expr] = {}
@@ -510,38 +527,40 @@ class _Inliner:
             if value not in self._elements:
                 continue
             element = computed[value] = self._elements.at_axes(value)
-            own = value in last
-            if own and _reads_own_index(element, parameters, value.type.ndim):
+            is_last = value in last
+            if is_last and _reads_own_index(element, parameters, value.type.ndim):
                 key: Hashable = shape_key(value.shape)
             else:
                 key = number
             groups.setdefault(key, []).append(value)
-        found: dict[Value, Value] = {}
+        stored: dict[Value, Value] = {}
         single = [key for key in groups if isinstance(key, int)]
         for key in (*single, *(k for k in groups if k not in single)):
             group = groups[key]
-            given = [computed[v] for v in group]
-            found |= zip(group, self._memory(group, given, block), strict=True)
-        block.results = [found.get(v, v) for v in block.results]
+            expressions = [computed[v] for v in group]
+            stored |= zip(group, self._memory(group, expressions, block), strict=True)
+        block.results = [stored.get(v, v) for v in block.results]
 
 
-def _overwritten(own: object) -> tuple[Value, ...]:
-    """The operands whose memory a definition may change in place."""
-    if isinstance(own, Scatter):
-        return operands(own)
-    if isinstance(own, Call):
-        return tuple([own.operands[k] for k in own.function.updated.values()])
+def _overwritten(definition: object) -> tuple[Value, ...]:
+    """Return the operands whose memory a definition may change in place."""
+    if isinstance(definition, Scatter):
+        return operands(definition)
+    if isinstance(definition, Call):
+        return tuple(
+            [definition.operands[k] for k in definition.function.updated.values()]
+        )
     return ()
 
 
 def _is_as_large(source: Value, type_: TensorType) -> bool:
-    """Whether memory for a value says that there could be some for one of `type_`."""
+    """Return whether a value's allocation proves that one of `type_` fits."""
     same = shape_key(source.shape) == shape_key(type_.shape)
     return type_.is_static or (same and source.dtype.itemsize >= type_.dtype.itemsize)
 
 
 def _reads_own_index(element: Expr, values: set[Value], rank: int) -> bool:
-    """Whether an element reads these values at its own index alone."""
+    """Return whether an element reads these values only at its own index."""
     return all(
         index_of(node) == axes(rank)
         for node in elements([element])

@@ -1,4 +1,4 @@
-"""Checks that guard nothing are made in the loop that computes the elements.
+"""Moves checks that guard nothing into the loop that computes the elements.
 
     free check index: k[i0] < 8 for i0 < 5
     v2 = sin((y[k[i0]] if k[i0] < 8)) for i0 < 5
@@ -8,11 +8,11 @@
     v3 = v2[i0] + 1.0 for i0 < 5
     free check index: k[i0] < 8 for i0 < 5
 
-A check of many elements is a loop that gathers a flag, and a test of it. After loops
-over the same space it is merged with them, and reads what they have read. It never
-comes after an effect, nor after what may write to memory of the caller, who is to find
-that unchanged if the check fails; nor after what could be made in the memory of what
-the check reads.
+A check of many elements is a loop that reduces a flag, and a test of the flag. After
+loops over the same space it is merged with them, and uses the elements that they read.
+It never moves past an effect, nor past an equation that may write to the caller's
+memory, which must be unchanged if the check fails; nor past one whose result could take
+the memory of values that the check reads.
 """
 
 from hopflow.compiler.kernel_passes import Context
@@ -41,12 +41,13 @@ def postpone(program: KernelProgram, context: Context) -> None:
 
 
 def _postpone(block: Block, inputs: set[Value], written: set[Value]) -> None:
-    given, block.equations = block.equations, []
+    before, block.equations = block.equations, []
     waiting: list[Equation] = []
-    replaced: set[Value] = set()  # whose memory an equation must not take
-    for equation in given:
-        own = equation.definition
-        if isinstance(own, Effect) and own.is_free:
+    # The values whose memory an equation must not take.
+    replaced: set[Value] = set()
+    for equation in before:
+        definition = equation.definition
+        if isinstance(definition, Effect) and definition.is_free:
             waiting.append(equation)
             replaced |= {*written, *values_read(equation)} - inputs
             continue
@@ -58,20 +59,20 @@ def _postpone(block: Block, inputs: set[Value], written: set[Value]) -> None:
 
 
 def _may_follow(check: Equation, equation: Equation, replaced: set[Value]) -> bool:
-    """Whether a check may come after an equation over the same space."""
-    own, others = equation.definition, check.definition
-    assert isinstance(others, Effect)
-    if isinstance(own, Effect) and not own.checks:
+    """Return whether a check may come after an equation over the same space."""
+    definition, effect = equation.definition, check.definition
+    assert isinstance(effect, Effect)
+    if isinstance(definition, Effect) and not definition.checks:
         return True
-    if not isinstance(own, Pointwise | Reduction) or equation.symbol is not None:
+    if not isinstance(definition, Pointwise | Reduction) or equation.symbol is not None:
         return False
     space = equation.results[0].shape
-    if isinstance(own, Reduction):
-        space = (*space, *own.space)
-    if any(shape_key(one.shape) != shape_key(space) for one in others.checks):
+    if isinstance(definition, Reduction):
+        space = (*space, *definition.space)
+    if any(shape_key(part.shape) != shape_key(space) for part in effect.checks):
         return False
     return not any(
-        same_layout(made.type, value.type)
-        for made in equation.results
+        same_layout(result.type, value.type)
+        for result in equation.results
         for value in replaced
     )

@@ -1,4 +1,4 @@
-"""Which values an expression reads, at how many indices; and what it costs."""
+"""The values that an expression reads, at how many indices, and its cost."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -10,8 +10,8 @@ from hopflow.loop_ir.expr import Expr, Index, condition_of, index_of
 from hopflow.loop_ir.walk import nodes
 
 GATHER: Final = 64
-"""What a read costs at an index that is read itself: to read again and again what was
-gathered in one loop is cheaper than a long chain of such reads in one."""
+"""The cost of a read at an index that is itself read (a gather): reading a gathered
+array repeatedly is cheaper than a long chain of gathers in one loop."""
 WEIGHTS: Final = {
     "div": 8,
     "rem": 20,
@@ -24,15 +24,15 @@ WEIGHTS: Final = {
 
 
 def weight(node: Expr) -> int:
-    """About how many instructions one node is."""
+    """Return about how many instructions one node takes."""
     return WEIGHTS.get(node.op, 1)
 
 
 class Cost(NamedTuple):
-    """What it costs to compute an element.
+    """The cost of computing an element.
 
     work     about how many instructions
-    gathers  reads at an index that is read itself
+    gathers  reads at an index that is itself read
     """
 
     work: int = 0
@@ -40,20 +40,20 @@ class Cost(NamedTuple):
 
     @property
     def again(self) -> int:
-        """What it costs to compute an element once more."""
+        """The cost of computing an element once more."""
         return self.work + GATHER * self.gathers
 
     def plus(self, other: "Cost", times: int = 1) -> "Cost":
-        """The cost with that of another element, computed so many times."""
+        """Return the cost with that of another element, computed so many times."""
         return Cost(
             self.work + times * other.work, self.gathers + times * other.gathers
         )
 
 
 def cost(order: Sequence[Expr]) -> Cost:
-    """The cost of nodes, which come after their operands. The sum of an index and a
-    constant is a part of the address, of reads without a condition."""
-    work, gathers, reads = 0, 0, set[Expr]()  # those with a read below them
+    """Return the cost of nodes, which come after their operands. The sum of an index
+    and a constant is free, as a part of the address, if its read has no condition."""
+    work, gathers, reads = 0, 0, set[Expr]()  # the nodes that depend on a read
     indices = {
         i
         for node in order
@@ -73,7 +73,7 @@ def cost(order: Sequence[Expr]) -> Cost:
 
 
 def _is_offset(node: Expr) -> bool:
-    """Whether a node is an axis plus or minus a constant."""
+    """Return whether a node is an axis plus or minus a constant."""
     return (
         node.op in ("add", "sub") and node.args[0].op == "var" and node.args[1].is_const
     )
@@ -82,36 +82,36 @@ def _is_offset(node: Expr) -> bool:
 def counted_reads(
     order: Sequence[Expr], views: Mapping[Value, Pointwise]
 ) -> tuple[dict[Value, int], set[Value]]:
-    """The values that expressions of these nodes read, each with the number of
-    different indices at which they read it; and the views through which they do. What a
-    view reads is read by whoever reads the view."""
-    read = [node.attr for node in order if node.op == "element"]
-    found: dict[Value, int] = dict.fromkeys(read, 1)
-    if len(found) == len(read) and found.keys().isdisjoint(views):
-        return found, set()
-    found.clear()
+    """Return the values that expressions of these nodes read, each with the number of
+    different indices, and the views through which they read. The reads of a view count
+    as reads of its readers."""
+    values = [node.attr for node in order if node.op == "element"]
+    counts: dict[Value, int] = dict.fromkeys(values, 1)
+    if len(counts) == len(values) and counts.keys().isdisjoint(views):
+        return counts, set()
+    counts.clear()
     through: set[Value] = set()
-    numbers: dict[Any, int] = {}  # of index expressions, by their form
+    numbers: dict[Any, int] = {}  # of index expressions, by their structure
     seen: set[tuple[Any, ...]] = set()
     frames = [(order, dict[Expr, int]())]
     while frames:
-        own, known = frames.pop()
-        for node in own:
-            if node in known:
+        frame_order, memo = frames.pop()
+        for node in frame_order:
+            if node in memo:
                 continue
-            args = tuple([known[a] for a in node.args])
+            args = tuple([memo[a] for a in node.args])
             attr = node.attr if node.op == "const" else id(node.attr)
             key = node.op, node.dtype, attr, args
-            known[node] = numbers.setdefault(key, len(numbers))
+            memo[node] = numbers.setdefault(key, len(numbers))
             if node.op != "element" or key in seen:
                 continue
             seen.add(key)
             view = views.get(node.attr)
             if view is None:
-                found[node.attr] = found.get(node.attr, 0) + 1
+                counts[node.attr] = counts.get(node.attr, 0) + 1
                 continue
             through.add(node.attr)
             at: tuple[int, ...] = args[: len(e.index_of(node))]
             inner: Index = axes(len(at))
             frames.append((nodes(*view.elements), dict(zip(inner, at, strict=True))))
-    return found, through
+    return counts, through

@@ -1,11 +1,12 @@
-"""Index arithmetic in a canonical form, and tests that ranges decide.
+"""Index arithmetic in canonical form, and comparisons decided by ranges.
 
     v0 = x[i0 / 4 * 4 + i0 % 4] for i0 < 8          v0 = x[i0] for i0 < 8
     v1 = select(i0 < 0, y[i0 + 8], y[i0])     ->    v1 = y[i0]
 
-An axis, or the counter of a loop, is at least 0 and less than its extent. From that
-follow bounds of what is computed of it, and of scalars that are read. Only integers of
-64 bits and tests of them are changed, and only where no bit of a result depends on it.
+An axis, or the counter of a loop, is at least 0 and less than its extent. This bounds
+the expressions over it, as it does for scalars that are read (interval analysis). Only
+64-bit integers and comparisons of them are rewritten, and every result stays the same
+to the last bit.
 """
 
 from collections.abc import Sequence
@@ -50,8 +51,8 @@ from hopflow.symbolic.terms import Atom
 
 
 class _Bounds(NamedTuple):
-    """The least and the greatest value of an integer; and, if there is one, a size that
-    it is less than."""
+    """The least and the greatest value of an integer, and a size that it is less than,
+    if there is one."""
 
     low: int
     high: int
@@ -60,22 +61,22 @@ class _Bounds(NamedTuple):
 
 _ANY: Final = _Bounds(int(INT64.low), int(INT64.high))
 _STEPS: Final = 1 << 56
-"""No loop makes as many steps."""
+"""No loop has more steps."""
 
 
 def simplify(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    known = _Known()
-    unread: set[Value] = set()  # which told whether checks pass that are gone
+    facts = _Facts()
+    unread: set[Value] = set()  # the flags of removed checks
     for equation in equations(program.block):
-        own = equation.definition
-        if isinstance(own, Loop):
-            known.loops[own.counter] = known.index(own.length)
-        if isinstance(own, Effect):
-            equation.definition, gone = _without_proven(own, known)
-            unread.update(gone)
-        elif not isinstance(own, Region):
-            equation.definition = _simplified(equation, own, known)
+        definition = equation.definition
+        if isinstance(definition, Loop):
+            facts.loops[definition.counter] = facts.index(definition.length)
+        if isinstance(definition, Effect):
+            equation.definition, flags = _without_proven(definition, facts)
+            unread.update(flags)
+        elif not isinstance(definition, Region):
+            equation.definition = _simplified(equation, definition, facts)
     if unread:
         for block in all_blocks(program.block):
             block.equations = [
@@ -84,12 +85,12 @@ def simplify(program: KernelProgram, _context: Context) -> None:
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of the values of a program, up to an equation.
+class _Facts:
+    """The facts about the values of a program, up to an equation.
 
-    loops    the counters of loops
-    scalars  values without axes
-    sizes    what symbols are, over symbols that were known before
+    loops    the bounds of loop counters
+    scalars  the bounds of values without axes
+    sizes    what symbols equal, over symbols defined earlier
     """
 
     loops: dict[Var, _Bounds] = field(default_factory=dict)
@@ -97,16 +98,16 @@ class _Known:
     sizes: dict[Symbol, Size] = field(default_factory=dict)
 
     def size(self, size: Size) -> Size:
-        """A size, with what is known of its symbols."""
+        """Return a size with the known symbols substituted."""
         if isinstance(size, int) or not self.sizes:
             return size
         try:
             return substitute(size, self.sizes)
-        except ZeroDivisionError:  # where the program comes to it, it stops
+        except ZeroDivisionError:  # the program stops where it computes the size
             return size
 
     def index(self, size: Size) -> _Bounds:
-        """The bounds of an index below a size."""
+        """Return the bounds of an index that is less than a size."""
         size = self.size(size)
         if isinstance(size, int):
             return _Bounds(0, size - 1)
@@ -114,20 +115,20 @@ class _Known:
         return _Bounds(0, int(most), _if_positive(size))
 
     def learn(
-        self, equation: Equation, made: Sequence[Expr], simplifier: "_Simplifier"
+        self, equation: Equation, elements: Sequence[Expr], simplifier: "_Simplifier"
     ) -> None:
-        """Note what the integers are that an equation gives."""
-        for value, x in zip(equation.results, made, strict=False):
+        """Record the bounds of the integers that an equation computes."""
+        for value, x in zip(equation.results, elements, strict=False):
             if x.dtype.is_integer and simplifier.bounds(x) != _limits(x.dtype):
                 self.scalars[value] = simplifier.bounds(x)
-        if equation.symbol is not None and made[0].op in ("const", "size"):
-            size = self.size(made[0].attr)
+        if equation.symbol is not None and elements[0].op in ("const", "size"):
+            size = self.size(elements[0].attr)
             if equation.symbol not in free_symbols(size):
                 self.sizes[equation.symbol] = size
 
 
 def _if_positive(size: Size) -> Size:
-    """What a size is, where it is more than 0."""
+    """Return what a size equals if it is positive."""
     match terms_of(size):
         case (((Atom(op="max", args=(x, y)),), 1),) if () in (x, y):
             other = x or y
@@ -137,48 +138,48 @@ def _if_positive(size: Size) -> Size:
 
 @cache
 def _limits(dtype: DType) -> _Bounds:
-    """The least and the greatest value of a dtype of integers."""
+    """Return the least and the greatest value of an integer dtype."""
     if not dtype.is_integer:
         return _Bounds(0, 1) if dtype is dtypes.bool_ else _ANY
     limits = dtypes.iinfo(dtype)
     return _Bounds(limits.min, limits.max)
 
 
-def _without_proven(own: Effect, known: _Known) -> tuple[Effect, list[Value]]:
-    """The checks that may fail; and what told of the others whether they pass."""
-    left: list[Check] = []
-    gone: list[Value] = []
-    for given in own.checks:
-        check = _simplified_check(given, known)
+def _without_proven(effect: Effect, facts: _Facts) -> tuple[Effect, list[Value]]:
+    """Split off the checks that always pass: return the others, and their flags."""
+    remaining: list[Check] = []
+    flags: list[Value] = []
+    for original in effect.checks:
+        check = _simplified_check(original, facts)
         if not (check.holds.is_const and check.holds.attr):
-            left.append(check)
+            remaining.append(check)
         elif check.passed is not None and check.passed.op == "element":
-            gone.append(check.passed.attr)
-    return replace(own, checks=tuple(left)), gone
+            flags.append(check.passed.attr)
+    return replace(effect, checks=tuple(remaining)), flags
 
 
-def _simplified(equation: Equation, own: Definition, known: _Known) -> Definition:
+def _simplified(equation: Equation, kernel: Definition, facts: _Facts) -> Definition:
     shape: tuple[Size, ...] = equation.results[0].shape if equation.results else ()
-    is_scalar = isinstance(own, Pointwise) and not shape
-    if isinstance(own, Scatter):
-        shape = own.space
-    if isinstance(own, Reduction):
-        shape = (*shape, *own.space)
-    roots = all_expressions(own)
+    is_scalar = isinstance(kernel, Pointwise) and not shape
+    if isinstance(kernel, Scatter):
+        shape = kernel.space
+    if isinstance(kernel, Reduction):
+        shape = (*shape, *kernel.space)
+    roots = all_expressions(kernel)
     order = nodes(*roots)
     learns = is_scalar and any(v.dtype.is_integer for v in equation.results)
     if not learns and not any(map(_has_bounds, order)):
-        return own
-    simplifier = _Simplifier(shape, known)
-    made = simplifier.of(roots, order)
+        return kernel
+    simplifier = _Simplifier(shape, facts)
+    elements = simplifier.of(roots, order)
     if learns:
-        known.learn(equation, made, simplifier)
-    found = iter(made)
-    return map_expressions(own, lambda _: next(found))
+        facts.learn(equation, elements, simplifier)
+    replaced = iter(elements)
+    return map_expressions(kernel, lambda _: next(replaced))
 
 
 def _has_bounds(node: Expr) -> bool:
-    """Whether a node computes with an integer of 64 bits."""
+    """Return whether a node computes with a 64-bit integer."""
     return (
         bool(node.args)
         and node.op not in ("element", "load")
@@ -186,23 +187,23 @@ def _has_bounds(node: Expr) -> bool:
     )
 
 
-def _simplified_check(check: Check, known: _Known) -> Check:
+def _simplified_check(check: Check, facts: _Facts) -> Check:
     roots = [check.holds, *check.values]
-    holds, *values = _Simplifier(check.shape, known).of(roots, nodes(*roots))
+    holds, *values = _Simplifier(check.shape, facts).of(roots, nodes(*roots))
     return replace(check, holds=holds, values=tuple(values))
 
 
 class _Simplifier:
-    """Expressions over the axes of one shape, with the bounds of each node."""
+    """Simplifies expressions over the axes of one shape, and bounds each node."""
 
-    def __init__(self, shape: Sequence[Size], known: _Known) -> None:
+    def __init__(self, shape: Sequence[Size], facts: _Facts) -> None:
         pairs = zip(axes(len(shape)), shape, strict=True)
         self._axes = {axis.attr: n for axis, n in pairs}
-        self._known = known
+        self._facts = facts
         self._bounds: dict[Expr, _Bounds] = {}
 
     def of(self, roots: Sequence[Expr], order: Sequence[Expr]) -> list[Expr]:
-        """These expressions, simplified; `order` are their nodes."""
+        """Return these expressions, simplified; `order` holds their nodes."""
         values: dict[Expr, Expr] = {}
         for node in order:
             args = tuple([values[a] for a in node.args])
@@ -210,30 +211,30 @@ class _Simplifier:
         return [values[root] for root in roots]
 
     def bounds(self, node: Expr) -> _Bounds:
-        """The bounds of an integer, whose operands were simplified before it."""
-        found = self._bounds.get(node)
-        if found is None:
-            found, most = self._of(node), _limits(node.dtype)
-            if found.low < most.low or found.high > most.high:
-                found = most  # it may wrap around
-            self._bounds[node] = found
-        return found
+        """Return the bounds of an integer whose operands are already simplified."""
+        bounds = self._bounds.get(node)
+        if bounds is None:
+            bounds, limits = self._of(node), _limits(node.dtype)
+            if bounds.low < limits.low or bounds.high > limits.high:
+                bounds = limits  # it may wrap around
+            self._bounds[node] = bounds
+        return bounds
 
     def _of(self, node: Expr) -> _Bounds:
-        """The bounds of a node if it does not wrap around."""
-        known, limits = self._known, _limits(node.dtype)
+        """Return the bounds of a node if it does not wrap around."""
+        facts, limits = self._facts, _limits(node.dtype)
         if node.op == "var":
             size = self._axes.get(node.attr)
             return (
-                known.loops.get(node.attr, limits)
+                facts.loops.get(node.attr, limits)
                 if size is None
-                else known.index(size)
+                else facts.index(size)
             )
         if node.op == "element":
-            return limits if node.args else known.scalars.get(node.attr, limits)
+            return limits if node.args else facts.scalars.get(node.attr, limits)
         if node.op == "size":
-            found = declared(terms_of(known.size(node.attr))) & INT64
-            return _Bounds(int(found.low), int(found.high))
+            bounds = declared(terms_of(facts.size(node.attr))) & INT64
+            return _Bounds(int(bounds.low), int(bounds.high))
         args = [a for a in node.args if a.dtype.is_integer]
         return _bounds_of(node, [self.bounds(a) for a in args]) or limits
 
@@ -241,7 +242,7 @@ class _Simplifier:
         if node.args and node.args[-1].dtype is dtypes.int64:
             node = self._rewritten(node)
         if node.dtype.is_integer:
-            self.bounds(node)  # here, so that none is computed by deep recursion
+            self.bounds(node)  # operands first, so that no recursion is deep
         return node
 
     def _rewritten(self, node: Expr) -> Expr:
@@ -262,37 +263,37 @@ class _Simplifier:
         return node
 
     def _decided_by_size(self, op: str, x: Expr, y: Expr) -> bool | None:
-        """What a comparison with a size gives, if it is always that."""
+        """Return the result of a comparison with a size if it is always the same."""
         if x.op == "size":
             x, y, op = y, x, _MIRRORED.get(op, op)
         below = self.bounds(x).below
         if y.op != "size" or below is None:
             return None
-        least = declared(terms_of(self._known.size(y.attr) - below)).low
+        least = declared(terms_of(self._facts.size(y.attr) - below)).low
         if least >= 0:
             return op in ("lt", "le", "ne")
         return op == "le" if least >= -1 and op in ("le", "gt") else None
 
     def _divided(self, node: Expr, x: Expr, y: Expr) -> Expr:
-        """`x` divided by a positive number, or what is left of it."""
+        """Simplify a quotient or remainder of `x` by a positive constant."""
         size, bounds = y.attr, self.bounds(x)
         if bounds.low >= 0 and bounds.high < size:
             return x if node.op == "rem" else e.index(0)
         if x.op != "add" or bounds.low < 0:
             return node
         for whole, rest in (x.args, x.args[::-1]):
-            left = self.bounds(rest)
+            within = self.bounds(rest)
             times = _multiple(whole, size)
-            if times is not None and left.low >= 0 and left.high < size:
+            if times is not None and within.low >= 0 and within.high < size:
                 return rest if node.op == "rem" else times
         return node
 
 
 def _moved_twice(node: Expr) -> Expr:
-    """`x + m + n` as `x + k`, where that is a known number."""
-    inner, own = node.args
+    """Return `x + m + n` as `x + k` if `k` is a constant."""
+    inner, offset = node.args
     x, other = inner.args
-    m, n = size_of_expr(other), size_of_expr(own)
+    m, n = size_of_expr(other), size_of_expr(offset)
     if m is None or n is None:
         return node
     total = (m if inner.op == "add" else -m) + (n if node.op == "add" else -n)
@@ -300,7 +301,7 @@ def _moved_twice(node: Expr) -> Expr:
 
 
 def _is_quotient_of(x: Expr, y: Expr) -> bool:
-    """Whether `x + y` is `a / n * n + a % n`, which is `a`."""
+    """Return whether `x + y` is `a / n * n + a % n`, which is `a`."""
     if x.op != "mul" or y.op != "rem" or x.args[0].op != "div":
         return False
     (quotient, n), (a, m) = x.args, y.args
@@ -310,7 +311,7 @@ def _is_quotient_of(x: Expr, y: Expr) -> bool:
 
 
 def _multiple(x: Expr, size: int) -> Expr | None:
-    """What `x` is a multiple of `size` by."""
+    """Return the factor `k` if `x` is `size * k`."""
     if x.op != "mul" or not x.args[1].is_const or x.args[1].attr % size:
         return None
     return e.mul(x.args[0], e.index(x.args[1].attr // size))
@@ -320,7 +321,7 @@ _DECIDED: Final = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 
 
 def _decided(op: str, x: _Bounds, y: _Bounds) -> bool | None:
-    """What a comparison gives for all values within bounds, if it is always that."""
+    """Return the result of a comparison if it is the same for all such values."""
     if op in ("gt", "ge"):
         x, y, op = y, x, {"gt": "lt", "ge": "le"}[op]
     always = x.high < y.low or (op == "le" and x.high == y.low)
@@ -334,7 +335,7 @@ _MIRRORED: Final = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def _bounds_of(node: Expr, args: Sequence[_Bounds]) -> _Bounds | None:
-    """The bounds of a node of operands within bounds; None if nothing is known."""
+    """Return the bounds of a node whose operands are within bounds, or None."""
     match node.op:
         case "const" if node.dtype.is_integer:
             return _Bounds(node.attr, node.attr)
@@ -369,6 +370,6 @@ def _bounds_of(node: Expr, args: Sequence[_Bounds]) -> _Bounds | None:
 
 
 def _is_divided(node: Expr, args: Sequence[_Bounds]) -> bool:
-    """Whether what is at least 0 is divided by a positive number."""
+    """Return whether a nonnegative integer is divided by a positive constant."""
     y = node.args[1]
     return y.is_const and y.attr > 0 and args[0].low >= 0

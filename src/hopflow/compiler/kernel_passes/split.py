@@ -1,12 +1,13 @@
-"""Tests that hold for the first indices of an axis alone cut it into pieces.
+"""Cuts definitions at tests that hold for the first indices of an axis only.
 
     v0 = select(i0 < n, x[i0] if i0 < n, y[i0 - n] if not i0 < n) for i0 < n + m
 
     v0 = (x[i0] where i0 < n, y[i0 - n] elsewhere) for i0 < n + m
 
-A piece has no such tests, so that what it reads are neighbours in memory, and it
-computes what its indices need alone. Only tests are taken that decide what is read, or
-between sides that are dear: a cheap `select` costs less than a loop of its own.
+A piece has no such tests, so that it reads adjacent elements of memory and computes
+only what its indices need. A cut is made only at a test that decides which elements are
+read, or that selects between expensive expressions: a cheap `select` costs less than a
+loop of its own.
 """
 
 from collections import deque
@@ -29,35 +30,40 @@ from hopflow.loop_ir.walk import nodes, same
 from hopflow.symbolic.size import Size
 
 MOST: Final = 12
-"""Pieces of one definition, each a loop: nine are a plane with its edges."""
+"""At most so many pieces of one definition, each a loop: nine are a plane with its
+edges."""
 LARGEST: Final = 600
-"""Nodes of all pieces, where there are more than without cuts."""
+"""At most so many nodes of all pieces, unless there were more before."""
 VECTOR: Final = 32
-"""Bytes of a vector, about."""
+"""About the number of bytes of a vector."""
 REST: Final = 8
-"""Vectors that the elements which fill none are worth, at most."""
+"""Remaining elements, which fill no vector, cost at most as much as so many vectors."""
 DEAR: Final = 20
 """Instructions of the sides of a `select` that are worth a cut."""
 _FAR: Final = 1 << 60
-"""Positions beyond it are as good as any: sums of an index and a constant below it do
-not wrap around."""
+"""Positions beyond it are equivalent: sums of an index and a constant below it do not
+wrap around."""
 
 
 def split(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
     for block in all_blocks(program.block):
         for equation in block.equations:
-            own = equation.definition
-            if not isinstance(own, Pointwise) or own.is_view or own.checks:
+            definition = equation.definition
+            if (
+                not isinstance(definition, Pointwise)
+                or definition.is_view
+                or definition.checks
+            ):
                 continue
             if not is_small(equation.results[0].type):
                 shape = equation.results[0].shape
-                equation.definition = _split(own, shape)
+                equation.definition = _split(definition, shape)
 
 
 class _Test(NamedTuple):
-    """A test that is `holds` for the indices less than `at` along an axis alone, and
-    its opposite for the others."""
+    """A test that equals `holds` for the indices less than `at` along one axis, and its
+    opposite for the others."""
 
     axis: int
     at: Expr
@@ -69,8 +75,8 @@ class _Piece:
     """Elements, or two pieces of them.
 
     order   the nodes of the elements
-    tests   those of them that are such tests
-    facts   the cuts around it, and whether it is below
+    tests   the nodes that are such tests
+    facts   the enclosing cuts, each with whether the piece is below it
     """
 
     elements: tuple[Expr, ...]
@@ -86,20 +92,19 @@ class _Piece:
         return Cut(test.axis, test.at, below.definition(), above.definition())
 
 
-def _split(own: Pointwise, shape: Shape) -> Pointwise | Cut:
-    """The definition in pieces, if it has such tests: what is cut first is what is
-    whole for longest."""
-    order = nodes(*own.elements)
+def _split(definition: Pointwise, shape: Shape) -> Pointwise | Cut:
+    """Return the definition in pieces, cut breadth-first, if it has such tests."""
+    order = nodes(*definition.elements)
     compares = any([node.op in _COMPARED for node in order])
     tests = _tests(order, shape) if compares else {}
     if not tests:
-        return own
-    whole = _Piece(own.elements, order, tests)
+        return definition
+    whole = _Piece(definition.elements, order, tests)
     waiting, pieces, size = deque([whole]), 1, len(order)
     most = max(size, LARGEST)
     while waiting and pieces < MOST:
         piece = waiting.popleft()
-        test = _wanted(piece)
+        test = _best_test(piece)
         if test is None or _tears_rows(piece, test, shape):
             continue
         below, above = (_assumed(piece, test, is_below) for is_below in (True, False))
@@ -112,8 +117,8 @@ def _split(own: Pointwise, shape: Shape) -> Pointwise | Cut:
 
 
 def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
-    """Whether a cut leaves of short rows so many elements that fill no vector that each
-    row takes far more steps."""
+    """Return whether a cut of short rows leaves so many elements which fill no vector
+    that each row takes far more steps."""
     long = [axis for axis, n in enumerate(shape) if not is_one(n)]
     low, high, at = 0, shape[test.axis], test.at.attr
     if test.axis != long[-1] or len(long) == 1 or not isinstance(high, int):
@@ -132,25 +137,25 @@ def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
 
 
 def _assumed(piece: _Piece, test: _Test, is_below: bool) -> _Piece:
-    """The piece on one side of a cut, without the tests that this decides."""
+    """Return the piece on one side of a cut, without the tests that the cut decides."""
     facts = (*piece.facts, (test, is_below))
     values: dict[Expr, Expr] = {}
     for node in piece.order:
-        own = piece.tests.get(node)
-        decided = None if own is None else _decided(own, facts)
+        other = piece.tests.get(node)
+        decided = None if other is None else _decided(other, facts)
         if decided is None:
             args = tuple([values[a] for a in node.args])
             values[node] = e.with_args(node, args)
         else:
             values[node] = e.const(decided, dtypes.bool_)
     elements = tuple([values[x] for x in piece.elements])
-    tests = {values[x]: own for x, own in piece.tests.items() if x in values}
-    tests = {x: own for x, own in tests.items() if not x.is_const}
+    tests = {values[x]: other for x, other in piece.tests.items() if x in values}
+    tests = {x: other for x, other in tests.items() if not x.is_const}
     return _Piece(elements, nodes(*elements), tests, facts)
 
 
 def _decided(test: _Test, facts: Sequence[tuple[_Test, bool]]) -> bool | None:
-    """What a test gives between cuts, if it gives the same everywhere."""
+    """Return the value of a test between cuts if it is the same everywhere."""
     for cut, is_below in facts:
         if cut.axis != test.axis:
             continue
@@ -162,31 +167,32 @@ def _decided(test: _Test, facts: Sequence[tuple[_Test, bool]]) -> bool | None:
     return None
 
 
-# --- which tests ----------------------------------------------------------------------
+# --- the tests to cut at --------------------------------------------------------------
 
 
-def _wanted(piece: _Piece) -> _Test | None:
-    """The test to cut at: of the first axis, and of these the one that is nearest to
-    the elements."""
+def _best_test(piece: _Piece) -> _Test | None:
+    """Return the test to cut at: of the first axis, and of these the one that is
+    nearest to the elements."""
     if not piece.tests:
         return None
-    inside = {x for x in piece.order if x in piece.tests}
-    worth = set(_worth(piece.order, inside)) if inside else inside
+    candidates = {x for x in piece.order if x in piece.tests}
+    worth = set(_worth(piece.order, candidates)) if candidates else candidates
     if not worth:
         return None
-    found: dict[Expr, None] = dict.fromkeys(piece.elements)
-    pending = deque(found)
+    reached: dict[Expr, None] = dict.fromkeys(piece.elements)
+    pending = deque(reached)
     while pending:
         node = pending.popleft()
-        fresh = dict.fromkeys([a for a in node.args if a not in found])
-        found |= fresh
+        fresh = dict.fromkeys([a for a in node.args if a not in reached])
+        reached |= fresh
         pending += fresh
-    tests = [piece.tests[x] for x in found if x in worth]
+    tests = [piece.tests[x] for x in reached if x in worth]
     return min(tests, key=lambda test: test.axis)
 
 
 def _worth(order: Sequence[Expr], tests: set[Expr]) -> Iterator[Expr]:
-    """Those of `tests` that decide what is read, or between dear sides."""
+    """Yield the `tests` that decide which elements are read, or select between
+    expensive sides."""
     reads = [a for node in order if node.op == "element" for a in node.args]
     yield from tests.intersection(nodes(*reads))
     costs: dict[Expr, int] = {}
@@ -199,12 +205,12 @@ def _worth(order: Sequence[Expr], tests: set[Expr]) -> Iterator[Expr]:
 
 
 def _tests(order: Sequence[Expr], shape: Shape) -> dict[Expr, _Test]:
-    """The nodes that are such tests."""
+    """Return the nodes that are such tests."""
     forms: dict[Expr, _Form] = {
         axis: _Form(k, 1, 0) for k, axis in enumerate(axes(len(shape)))
     }
     uniform: set[Expr] = set()
-    found: dict[Expr, _Test] = {}
+    tests: dict[Expr, _Test] = {}
     for node in order:
         if node in forms:
             continue
@@ -217,8 +223,8 @@ def _tests(order: Sequence[Expr], shape: Shape) -> dict[Expr, _Test]:
         elif node.op in _COMPARED and node.args[0].dtype is dtypes.int64:
             test = _test(node, forms, uniform, shape)
             if test is not None:
-                found[node] = test
-    return found
+                tests[node] = test
+    return tests
 
 
 class _Form(NamedTuple):
@@ -236,7 +242,7 @@ class _Form(NamedTuple):
 
 
 def _form(node: Expr, forms: Mapping[Expr, _Form]) -> _Form | None:
-    """The form of an integer of operands of these forms."""
+    """Return the form of an integer whose operands have forms, or None."""
     if node.op not in ("add", "sub", "mul"):
         return None
     x, y = node.args
@@ -253,8 +259,8 @@ def _form(node: Expr, forms: Mapping[Expr, _Form]) -> _Form | None:
 
 
 def _is_near(form: _Form, shape: Shape) -> bool:
-    """Whether no index makes it wrap around: the number is within the extent, either
-    way, or known to be small."""
+    """Return whether no index makes a form wrap around: its number is at most `_FAR`,
+    or at most the extent, in magnitude."""
     if isinstance(form.number, int):
         return abs(form.number) <= _FAR
     size = shape[form.axis]
@@ -262,8 +268,8 @@ def _is_near(form: _Form, shape: Shape) -> bool:
 
 
 def _is_uniform(node: Expr, uniform: set[Expr]) -> bool:
-    """Whether a node is the same for all indices, and can be computed even where there
-    are none: then nothing has checked it."""
+    """Return whether a node is the same for all indices, and can also be computed for
+    an empty shape, where no check has run."""
     if not all([a in uniform for a in node.args]):
         return False
     if node.op in ("div", "rem") and node.dtype.is_integer:
@@ -273,7 +279,7 @@ def _is_uniform(node: Expr, uniform: set[Expr]) -> bool:
     if node.op == "element":
         return not node.args
     if node.op == "var":
-        return True  # the axes are known before
+        return True  # a loop counter: axes have forms
     return node.op != "load"
 
 
@@ -283,7 +289,7 @@ _COMPARED: Final = {"lt": (0, 1), "le": (0, 1), "gt": (1, 0), "ge": (1, 0)}
 def _test(
     node: Expr, forms: Mapping[Expr, _Form], uniform: set[Expr], shape: Shape
 ) -> _Test | None:
-    """The test that a comparison `x < y` or `x <= y` is."""
+    """Return the test that a comparison `x < y` or `x <= y` is, or None."""
     x, y = (node.args[k] for k in _COMPARED[node.op])
     equal = node.op in ("le", "ge")
     is_left = x in forms and y in uniform
@@ -297,8 +303,8 @@ def _test(
 
 
 def _moved(x: Expr, form: _Form, more: int, shape: Shape) -> Expr | None:
-    """Where a form is `x`, and `more` on; or a position as far away, without wrapping
-    around."""
+    """Return the index at which a form is `x`, plus `more`; or an equivalent position,
+    without wrapping around."""
     sign, number = form.sign, more - form.sign * form.number
     if isinstance(number, int):
         if x.is_const:

@@ -1,14 +1,13 @@
-"""Elements that are computed where they are read: their expressions, at the reader's
-index.
+"""Substitution of deferred values: their expressions, at the index of each reader.
 
-An expression is built once, for the equation that keeps it: from there on down each
-value that has one reader is expanded where it is read. So a chain of values takes time
-linear in its length. A value of several readers is expanded over its own axes, once,
-and they substitute their indices in that.
+An expression is built once, for the equation that stores it: below that, each value
+with one reader is expanded where it is read. So a chain of values takes time linear in
+its length. A value with several readers is expanded once, over its own axes, and its
+readers substitute their indices in the result.
 
-A condition on a read goes to every read inside. Where it is false no memory is read,
-and what is computed there is used by no one; it must not divide. What the condition
-itself reads is read everywhere.
+The condition of a read applies to every read inside. Where it is false, no memory is
+read, and the results are unused; but they must not divide by zero. The elements that
+the condition itself reads are read everywhere.
 """
 
 from collections.abc import Sequence
@@ -24,15 +23,15 @@ from hopflow.loop_ir.walk import Interned, nodes
 _Read: TypeAlias = tuple[Value, Index, Expr | None]
 """A value, the index and the condition of a read."""
 _SEARCHED: Final = 16
-"""How many nodes of a condition are searched for what it reads, about."""
+"""About how many nodes of a condition are searched for reads."""
 
 
 class Substitution:
-    """Replaces reads of values by the expressions that the values are."""
+    """Replaces reads of values by the expressions that define them."""
 
     def __init__(self) -> None:
         self._orders: dict[Value, Sequence[Expr]] = {}  # the nodes of expressions
-        self._shared: dict[Value, Expr] = {}  # expressions that read no such value
+        self._shared: dict[Value, Expr] = {}  # expanded expressions
 
     def __contains__(self, value: Value) -> bool:
         return value in self._orders
@@ -40,7 +39,7 @@ class Substitution:
     def add(
         self, value: Value, order: Sequence[Expr], *, is_shared: bool = True
     ) -> None:
-        """Have reads of `value` replaced by an expression over its axes.
+        """Replace reads of `value` by an expression over its axes.
 
         Args:
             order: The nodes of the expression, which is the last of them.
@@ -52,51 +51,52 @@ class Substitution:
         self._orders[value] = order
 
     def remove(self, value: Value) -> None:
-        """Have reads of `value` stay from here on."""
+        """Leave reads of `value` as they are from here on."""
         self._shared.pop(value, None)
         del self._orders[value]
 
     def order(self, value: Value) -> Sequence[Expr]:
-        """The nodes of what `value` is, which may read others of these values."""
+        """Return the nodes of the expression of `value`, which may read other such
+        values."""
         if not self._orders[value]:
             self._orders[value] = nodes(self._shared[value])
         return self._orders[value]
 
     def shared(self, value: Value) -> Expr | None:
-        """What `value` is at its own axes, if it is read more than once."""
+        """Return the expression of `value` at its axes if it has several readers."""
         return self._shared.get(value)
 
     def at_axes(self, value: Value) -> Expr:
-        """What `value` is at its own axes."""
+        """Return the expression of `value` at its own axes."""
         order = self._orders[value]
         return self._shared.get(value) or self._replaced(order, order[-1:])[0]
 
     def of(self, roots: Sequence[Expr]) -> list[Expr]:
-        """These expressions, with such reads replaced. Nodes of one form are one node,
-        which is computed once."""
+        """Return these expressions with the reads replaced. Equal nodes become one
+        node, which is computed once."""
         return self._replaced(nodes(*roots), roots)
 
     def _replaced(self, order: Sequence[Expr], roots: Sequence[Expr]) -> list[Expr]:
-        given = _Expansion(order, {}, None)
-        _Expander(self).expand(given)
-        return [given.values[root] for root in roots]
+        expansion = _Expansion(order, {}, None)
+        _Expander(self).expand(expansion)
+        return [expansion.values[root] for root in roots]
 
 
 def under(condition: Expr, root: Expr) -> Expr:
-    """An expression that reads and divides only where a condition holds."""
+    """Return an expression that reads and divides only where a condition holds."""
     expander = _Expander(Substitution())
-    given = _Expansion(nodes(root), {}, expander.interned.of(condition))
-    expander.expand(given)
-    return given.values[root]
+    expansion = _Expansion(nodes(root), {}, expander.interned.of(condition))
+    expander.expand(expansion)
+    return expansion.values[root]
 
 
 class _Expansion:
     """An expression in which reads are being replaced.
 
     order      its nodes
-    values     what those are replaced by, as far as it has come
-    condition  under which the expression is read
-    done       how many nodes of `order` have been replaced
+    values     the replacements of nodes so far
+    condition  the condition under which the expression is read
+    done       how many nodes of `order` are replaced
     """
 
     __slots__ = ("condition", "done", "order", "values")
@@ -114,13 +114,13 @@ class _Expander:
     def __init__(self, elements: Substitution) -> None:
         self._elements = elements
         self.interned = Interned()
-        self._known: dict[_Read, Expr] = {}
+        self._memo: dict[_Read, Expr] = {}
         self._conditions = Conditions(self.interned)
 
-    def expand(self, given: _Expansion) -> None:
-        """Replace the reads in an expression, and in what it reads."""
-        pending: list[tuple[_Expansion, _Read | None]] = [(given, None)]
-        while pending:  # not by recursion: a chain may be a thousand values long
+    def expand(self, root: _Expansion) -> None:
+        """Replace the reads in an expression, and in the values that it reads."""
+        pending: list[tuple[_Expansion, _Read | None]] = [(root, None)]
+        while pending:  # no recursion: a chain may be a thousand values long
             expansion, key = pending[-1]
             read = self._until_read(expansion)
             if read is not None:
@@ -128,7 +128,7 @@ class _Expander:
                 continue
             pending.pop()
             if key is not None:
-                self._known[key] = expansion.values[expansion.order[-1]]
+                self._memo[key] = expansion.values[expansion.order[-1]]
 
     def _expansion(self, read: _Read) -> _Expansion:
         value, at, condition = read
@@ -136,7 +136,7 @@ class _Expander:
         return _Expansion(self._elements.order(value), values, condition)
 
     def _until_read(self, expansion: _Expansion) -> _Read | None:
-        """Replace nodes up to a read of what has yet to be expanded."""
+        """Replace nodes up to a read that has yet to be expanded. Return that read."""
         values, order = expansion.values, expansion.order
         condition, intern = expansion.condition, self.interned.node
         for number in range(expansion.done, len(order)):
@@ -145,11 +145,11 @@ class _Expander:
                 continue
             args = tuple([values[a] for a in node.args])
             if node.op == "element":
-                found = self._element(node, args, condition)
-                if isinstance(found, tuple):
+                replacement = self._element(node, args, condition)
+                if isinstance(replacement, tuple):
                     expansion.done = number
-                    return found
-                values[node] = found
+                    return replacement
+                values[node] = replacement
                 continue
             if condition is not None and _divides(node):
                 args = args[0], self._conditions.divisor(args[1], condition)
@@ -157,26 +157,27 @@ class _Expander:
         return None
 
     def _element(self, node: Expr, args: Index, condition: Expr | None) -> Expr | _Read:
-        """What an element is; or a read, which has to be expanded first."""
-        value, at, own = node.attr, args, None
+        """Return the replacement of an element, or a read to expand first."""
+        value, at, inner = node.attr, args, None
         if e.condition_of(node) is not None:
-            own, at = args[-1], args[:-1]
-            if own.is_const and not own.attr:
+            inner, at = args[-1], args[:-1]
+            if inner.is_const and not inner.attr:
                 return self.interned.node(e.const(0, node.dtype))
-        condition = self._conditions.both(condition, own)
+        condition = self._conditions.both(condition, inner)
         if value not in self._elements:
             return self.interned.node(self._conditional(node, at, condition))
         if condition is None and at == axes(len(at)):
             shared = self._elements.shared(value)
             if shared is not None:
-                return self._known.setdefault((value, at, None), shared)
+                return self._memo.setdefault((value, at, None), shared)
         for key in ((value, at, None), (value, at, condition)):
-            if key in self._known:
-                return self._known[key]
+            if key in self._memo:
+                return self._memo[key]
         return value, at, condition
 
     def _conditional(self, node: Expr, at: Index, condition: Expr | None) -> Expr:
-        """An element of memory; what tells the condition is read anyhow."""
+        """Return an element of memory. An element that the condition itself reads needs
+        no condition."""
         read = node.attr, at
         if condition is not None and read in self._conditions.reads(condition):
             condition = None
@@ -186,7 +187,7 @@ class _Expander:
 
 
 def _divides(node: Expr) -> bool:
-    """Whether a node may stop the program."""
+    """Return whether a node may stop the program."""
     return (
         node.op in ("div", "rem")
         and node.dtype.is_integer
@@ -195,7 +196,7 @@ def _divides(node: Expr) -> bool:
 
 
 class Conditions:
-    """What is known of the conditions in one list of expressions."""
+    """The conditions in one list of expressions, with memo tables of their parts."""
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned
@@ -203,50 +204,50 @@ class Conditions:
         self._reads: dict[Expr, AbstractSet[tuple[Value, Index]]] = {}
         self._both: dict[tuple[Expr, Expr], Expr] = {}
 
-    def both(self, condition: Expr | None, own: Expr | None) -> Expr | None:
-        """The condition of a read that has its `own` within a conditional one."""
-        if own is None or own.is_const:
+    def both(self, condition: Expr | None, inner: Expr | None) -> Expr | None:
+        """Return the conjunction of the condition of a read and an `inner` one."""
+        if inner is None or inner.is_const:
             return condition
         if condition is None:
-            return own
-        key = condition, own
+            return inner
+        key = condition, inner
         if key not in self._both:
-            known = self.parts(condition)
+            parts = self.parts(condition)
             both = condition
-            for part in self.parts(own):
-                if part not in known:
+            for part in self.parts(inner):
+                if part not in parts:
                     both = self._interned.node(e.binary("and", both, part))
             self._both[key] = both
         return self._both[key]
 
     def parts(self, condition: Expr) -> dict[Expr, None]:
-        """The conditions that hold if one does."""
+        """Return the terms of a conjunction."""
         if condition not in self._parts:
-            found: dict[Expr, None] = {}
+            parts: dict[Expr, None] = {}
             pending = [condition]
             while pending:
                 part = pending.pop()
                 if part in self._parts:
-                    found |= self._parts[part]
+                    parts |= self._parts[part]
                 elif part.op == "and":
                     pending += part.args[::-1]
                 else:
-                    found[part] = None
-            self._parts[condition] = found
+                    parts[part] = None
+            self._parts[condition] = parts
         return self._parts[condition]
 
     def reads(self, condition: Expr) -> AbstractSet[tuple[Value, Index]]:
-        """What is read whether or not a condition holds, to find that out. Of a long
-        condition it is not all."""
+        """Return elements that are read to evaluate a condition, whether or not it
+        holds. Of a long condition these are not all."""
         if condition not in self._reads:
-            found: set[tuple[Value, Index]] = set()
+            reads: set[tuple[Value, Index]] = set()
             for part in self.parts(condition):
-                found |= _reads(part) if part is condition else self.reads(part)
-            self._reads[condition] = found
+                reads |= _reads(part) if part is condition else self.reads(part)
+            self._reads[condition] = reads
         return self._reads[condition]
 
     def divisor(self, divisor: Expr, condition: Expr) -> Expr:
-        """A divisor where a condition holds, and 1 elsewhere."""
+        """Return a divisor where a condition holds, and 1 elsewhere."""
         if divisor.op == "select":
             test, _, other = divisor.args
             holds = self.parts(condition).keys() <= self.parts(test).keys()
@@ -261,5 +262,5 @@ def _reads(condition: Expr) -> set[tuple[Value, Index]]:
     for node in pending:
         if len(pending) < _SEARCHED:
             pending += node.args
-    own = (n for n in pending if n.op == "element" and e.condition_of(n) is None)
-    return {(node.attr, node.args) for node in own}
+    reads = (n for n in pending if n.op == "element" and e.condition_of(n) is None)
+    return {(node.attr, node.args) for node in reads}
