@@ -1,1 +1,1 @@
-"""From graphs to the Loop IR: what is fused, what is stored, and where loops stand."""
+"""Lowers kernel programs to the Loop IR: fusion, storage and the order of loops."""

@@ -1,4 +1,4 @@
-"""Iterations of a loop in blocks."""
+"""Blocking: groups iterations of a loop into blocks."""
 
 from hopflow import dtypes
 from hopflow.loop_ir import expr as e
@@ -8,7 +8,7 @@ from hopflow.loop_ir.walk import replace, statements
 
 
 def block_of(loop: For, size: int) -> tuple[Var, For]:
-    """The variable of a loop over blocks, and the loop over the iterations of one.
+    """Return the variable of a loop over blocks, and the loop inside a block.
 
     for i in 0..n:            for i_row in 0..min(8, n - i_block * 8):
         a[i] = b[i]    ->         a[i_block * 8 + i_row] = b[i_block * 8 + i_row]
@@ -34,6 +34,6 @@ def block_of(loop: For, size: int) -> tuple[Var, For]:
 def over_blocks(
     number: Var, loop: For, size: int, body: list[Stmt], binding: Binding
 ) -> For:
-    """The loop over the blocks of `loop`, each of which runs `body`."""
+    """Return the loop over the blocks of `loop`, each of which runs `body`."""
     blocks = e.div(e.add(loop.extent, e.index(size - 1)), e.index(size))
     return For(number, blocks, body, True, binding)

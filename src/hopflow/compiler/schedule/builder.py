@@ -1,4 +1,4 @@
-"""Building a program: the statement list at hand, names, buffers and loops."""
+"""Builds a program: its open statement list, names, buffers and loops."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,25 +48,25 @@ from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
 from hopflow.symbolic.terms import Terms
 
 UNROLL = 16
-"""Loops of at most so many steps in all are written out, if they are too narrow for
+"""Loops of at most so many steps in all are unrolled if they are too narrow for
 vectors."""
 
 
 class Builder:
-    """A program in the making. `statements` is the list that is being written.
+    """A program under construction. `statements` is the list that is being written.
 
     plan       which values share memory
-    depth      how many loops are around
+    depth      the number of enclosing loops
     mutable    the variables that may be assigned again
-    entry      what the program's sizes are, over the symbols of the program
+    entry      the program's sizes, over the symbols of the program
     node       the number of the node that is being scheduled
-    places     where values are
-    views      what is computed where a library reads it
+    places     the places of values
+    views      views that are computed where a library reads them
     buffers    the memory of allocations
-    counters   the step that a loop is at
-    rows       the row that a step of a loop adds to its stacks
-    also       where else values are to be, when they are computed
-    waiting    tests of flags, to be made before what may rely on them
+    counters   the current step of a loop, by its counter
+    rows       the row that the current step of a loop adds to its stacks
+    copies     further places to which values are written when they are computed
+    pending_tests   tests of flags, which come before what may rely on them
     """
 
     def __init__(self, name: str, target: Target, plan: MemoryPlan) -> None:
@@ -83,22 +83,23 @@ class Builder:
         self.buffers: dict[Allocation, Buffer] = {}
         self.counters: dict[Var, Expr] = {}
         self.rows: dict[Equation, Expr] = {}
-        self.also: dict[Value, list[Stored]] = {}
-        self.waiting: list[Stmt] = []
+        self.copies: dict[Value, list[Stored]] = {}
+        self.pending_tests: list[Stmt] = []
         self._count = 0
         self._derived: dict[Terms, Expr] = {}
-        self._noted: dict[tuple[str, ...], int] = {}  # the widest items of each shape
-        # By a size and the variables that its symbols are: where it is computed.
+        self._checked: dict[tuple[str, ...], int] = {}  # by shape, the widest item
+        # The variables of sizes that are computed at runtime, by size and operands.
         self._computed: dict[tuple[Any, ...], Expr] = {}
         self._step: Scope | None = None
         self._ones: dict[Terms, bool] = {}
-        # Where the outermost open nest is to stand.
+        # The statement list that the outermost open nest is added to.
         self._nest: list[Stmt] | None = None
 
     # --- names ---
 
     def var(self, dtype: DType, name: str = "t") -> Var:
-        sizes = {size.name for size in self.program.sizes}  # named by the user, or s0
+        # Sizes are named by the user, or s0.
+        sizes = {size.name for size in self.program.sizes}
         self._count += 1
         while f"{name}{self._count}" in sizes:
             self._count += 1
@@ -111,26 +112,26 @@ class Builder:
     # --- checks ---
 
     def test_flags(self) -> None:
-        """Make the tests that wait."""
-        self.statements += self.waiting
-        self.waiting.clear()
+        """Write the pending tests."""
+        self.statements += self.pending_tests
+        self.pending_tests.clear()
 
     # --- sizes ---
 
     def extent(self, size: Size) -> Expr:
-        """A size as an expression: one of the program's sizes, where those decide it;
-        else one that is computed once, here."""
+        """Return a size as an expression: a size of the program if the arguments of a
+        call decide it, else a variable that is computed once, here."""
         if isinstance(size, int):
             return e.index(size)
         symbol = plain_symbol(size)
         if symbol is not None:
             return self._symbol(symbol)
         values = {s: self._symbol(s) for s in free_symbols(size)}
-        known = self._at_entry(size, values)
-        return known or self._at_run(size, values)
+        at_entry = self._at_entry(size, values)
+        return at_entry or self._at_run(size, values)
 
     def is_one(self, size: Size) -> bool:
-        """Whether a size is provably 1. Each is asked once: no more becomes known."""
+        """Return whether a size is provably 1, with a memo: facts do not change."""
         if isinstance(size, int):
             return size == 1
         terms = size.expression
@@ -139,28 +140,29 @@ class Builder:
         return self._ones[terms]
 
     def _at_entry(self, size: SymInt, values: Mapping[Symbol, Expr]) -> Expr | None:
-        """The program's size that `size` is, added if there is none yet."""
-        found = self._over_entry(size, values)
-        if found is None or isinstance(found, int):
-            return None if found is None else e.index(found)
-        terms = found.expression
+        """Return the program's size that equals `size`, added if necessary."""
+        derived = self._over_entry(size, values)
+        if derived is None or isinstance(derived, int):
+            return None if derived is None else e.index(derived)
+        terms = derived.expression
         if terms not in self._derived:
-            self._derived[terms] = e.read(self._derived_var(found))
+            self._derived[terms] = e.read(self._derived_var(derived))
         return self._derived[terms]
 
     def _over_entry(self, size: Size, values: Mapping[Symbol, Expr]) -> Size | None:
-        """A size over the program's symbols; None: those do not decide it."""
-        known = {s: self.entry_size(value) for s, value in values.items()}
-        sizes = {s: n for s, n in known.items() if n is not None}
+        """Return a size over the program's symbols if these decide it, else None."""
+        entry_sizes = {s: self.entry_size(value) for s, value in values.items()}
+        sizes = {s: n for s, n in entry_sizes.items() if n is not None}
         if any(s not in sizes for s in free_symbols(size)):
             return None
         try:
             return substitute(size, sizes)
-        except ZeroDivisionError:  # where the program comes to it, it stops
+        except ZeroDivisionError:  # the program stops where it computes the size
             return None
 
-    def note(self, type_: TensorType) -> None:
-        """Have a call, or the run, refuse sizes at which there can be no such value."""
+    def check_size(self, type_: TensorType) -> None:
+        """Reject sizes at which no such value exists, in the call or, for sizes
+        computed at runtime, in the program."""
         if type_.is_static:
             return
         symbols = free_symbols(*type_.shape)
@@ -169,22 +171,22 @@ class Builder:
         values = {s: self.symbols[s] for s in symbols}
         shape = [self._over_entry(n, values) for n in type_.shape]
         if all(n is not None for n in shape):
-            known = type_.with_shape([n for n in shape if n is not None])
-            self._note_at_entry(known)
+            at_entry = type_.with_shape([n for n in shape if n is not None])
+            self._check_at_entry(at_entry)
         elif sum(n is None for n in shape) > 1:
             self.extent(type_.size * type_.dtype.itemsize)
 
-    def _note_at_entry(self, type_: TensorType) -> None:
+    def _check_at_entry(self, type_: TensorType) -> None:
         key = tuple(sorted([str(n) for n in type_.shape]))
         itemsize = type_.dtype.itemsize
-        if not type_.is_static and self._noted.get(key, 0) < itemsize:
-            self._noted[key] = itemsize
+        if not type_.is_static and self._checked.get(key, 0) < itemsize:
+            self._checked[key] = itemsize
             self.program.types.append(SizedType(type_, self.node))
 
     def _derived_var(self, size: SymInt) -> Var:
         symbol = plain_symbol(size)
-        for var, known in self.entry.items() if symbol is not None else ():
-            if plain_symbol(known) is symbol:
+        for var, existing in self.entry.items() if symbol is not None else ():
+            if plain_symbol(existing) is symbol:
                 return var
         var = self.var(dtypes.int64, "n")
         self.program.sizes.append(var)
@@ -193,22 +195,22 @@ class Builder:
         return var
 
     def entry_size(self, value: Expr) -> Size | None:
-        """What an expression is over the program's symbols, if it is known at entry."""
+        """Return an expression over the program's symbols if it is known at entry."""
         if value.is_const:
             return int(value.attr)
         return self.entry.get(value.attr) if value.op == "var" else None
 
     def _at_run(self, size: SymInt, values: Mapping[Symbol, Expr]) -> Expr:
-        """A size of what the run finds, computed before the nest that is open."""
-        known = [v.attr for v in values.values() if v.op == "var"]
-        if not self.mutable.isdisjoint(known):  # it is another one each time
+        """Return a size known only at runtime, computed before the open nest."""
+        variables = [v.attr for v in values.values() if v.op == "var"]
+        if not self.mutable.isdisjoint(variables):  # it changes with them
             return computed(size, values.__getitem__, lambda *_: None)
-        key = (size.expression, *map(id, known))
+        key = (size.expression, *map(id, variables))
         if key not in self._computed:
             with self.into(self.statements if self._nest is None else self._nest):
                 value = computed(size, values.__getitem__, self._size_trap)
-                found = self.let(value, "n")
-            self._computed[key] = found
+                result = self.let(value, "n")
+            self._computed[key] = result
         return self._computed[key]
 
     def _size_trap(
@@ -225,13 +227,13 @@ class Builder:
         return self.symbols[symbol]
 
     def define(self, symbol: Symbol, value: Expr) -> None:
-        """Say what a symbol is from here on."""
+        """Set the value of a symbol from here on."""
         self.symbols[symbol] = self.let(value, "s")
 
     @contextmanager
     def symbols_as(self, values: Mapping[Symbol, Expr]) -> Iterator[None]:
-        """Take these values for symbols within the block. A function may have symbols
-        of the program that calls it, for other sizes."""
+        """Use these values for symbols inside the block. A function may have the same
+        symbols as the program that calls it, for other sizes."""
         before = self.symbols
         values = {symbol: self.let(value, "s") for symbol, value in values.items()}
         self.symbols = before | values
@@ -241,7 +243,7 @@ class Builder:
             self.symbols = before
 
     def is_known_at_entry(self, shape: Sequence[Expr]) -> bool:
-        """Whether a shape is over the program's sizes alone."""
+        """Return whether a shape is over the program's sizes alone."""
         return all(
             node.attr in self.program.sizes
             for node in nodes(*shape)
@@ -258,10 +260,10 @@ class Builder:
 
     @contextmanager
     def into(self, statements: list[Stmt]) -> Iterator[list[Stmt]]:
-        """Write to another list within the block."""
+        """Write to another list inside the block."""
         before, computed = self.statements, self._computed
         self.statements = statements
-        if self._nest is None:  # what is computed within is known nowhere else
+        if self._nest is None:  # sizes computed inside are not available outside
             self._computed = dict(computed)
         try:
             yield statements
@@ -272,7 +274,7 @@ class Builder:
 
     @contextmanager
     def loop_body(self) -> Iterator[list[Stmt]]:
-        """Write the body of a loop within the block."""
+        """Write the body of a loop inside the block."""
         self.depth += 1
         try:
             with self.into([]) as statements:
@@ -281,7 +283,7 @@ class Builder:
             self.depth -= 1
 
     def let(self, value: Expr, name: str = "t") -> Expr:
-        """`value`, computed here and now."""
+        """Return `value`, computed here and now."""
         if value.op == "const" or (
             value.op == "var" and value.attr not in self.mutable
         ):
@@ -291,7 +293,7 @@ class Builder:
         return e.read(var)
 
     def declare(self, value: Expr, name: str = "v") -> Var:
-        """A new mutable variable."""
+        """Return a new mutable variable."""
         var = self.var(value.dtype, name)
         self.mutable.add(var)
         self.add(Declare(var, value))
@@ -304,8 +306,8 @@ class Builder:
     def temporary(
         self, type_: TensorType, name: str = "b", *, allocate: bool = True
     ) -> Buffer:
-        """A new buffer in the arena, made here (unless the caller will `allocate` it)
-        if its size is not known before."""
+        """Return a new buffer in the arena. If its size is not known at entry it is
+        allocated here, unless the caller will `allocate` it."""
         self._count += 1
         buffer = Buffer(f"{name}{self._count}", type_.dtype, self.shape(type_), "arena")
         self.program.arena.append(buffer)
@@ -323,8 +325,8 @@ class Builder:
         *,
         independent: bool = True,
     ) -> None:
-        """`body(i)` for each index of `shape`; the last axis as vectors if it can.
-        Extents that are expressions are known before the nest."""
+        """Write `body(i)` for each index of `shape`; the last axis as vectors if
+        possible. Extents that are expressions are computed before the nest."""
         if self._nest is None:
             self._nest = self.statements
             try:
@@ -372,26 +374,26 @@ class Builder:
         self.for_(var, extent, statements, independent)
 
     def for_(self, var: Var, extent: Expr, body: list[Stmt], independent: bool) -> None:
-        """A loop; as vectors where its body is straight and its axis independent."""
+        """Write a loop; as vectors if its body is straight and its axis independent."""
         binding = vector_binding(extent, body, self.target) if independent else SERIAL
         self.add(For(var, extent, body, independent, binding))
 
     # --- values ---
 
     def place(self, value: Value) -> Place:
-        """Where a value is. Memory that it shares is made when it is first needed."""
-        known = self.places.get(value)
-        if known is None and value.scalar is not None:
+        """Return the place of a value, whose memory is made at its first use."""
+        place = self.places.get(value)
+        if place is None and value.scalar is not None:
             return Registers(value.type, (self.at([value.scalar])[0],))
-        if known is None:
+        if place is None:
             allocation = self.plan.of(value)
             if allocation is None:
                 raise CompileError(f"the value `{value.name}` is nowhere")
-            known = self.places[value] = self.memory(allocation, value.type)
-        return known
+            place = self.places[value] = self.memory(allocation, value.type)
+        return place
 
     def memory(self, allocation: Allocation, type_: TensorType | None = None) -> Stored:
-        """The memory of an allocation, made here if there is none yet."""
+        """Return the memory of an allocation, made here if there is none yet."""
         type_ = type_ or allocation.type
         if allocation.row_of is not None:
             stack, loop = allocation.row_of
@@ -414,23 +416,23 @@ class Builder:
         self,
         roots: Sequence[Expr],
         at: Index = (),
-        known: Mapping[Expr, Expr] = MappingProxyType({}),
+        replacements: Mapping[Expr, Expr] = MappingProxyType({}),
     ) -> list[Expr]:
-        """Expressions of a definition with its axes set to an index, and with the
-        elements that they read taken from where they are.
+        """Return expressions of a definition with its axes set to an index, and with
+        the elements that they read loaded from their places.
 
         Args:
-            known: What nodes of the expressions are at this index.
+            replacements: Nodes of the expressions, with their values at this index.
         """
         values = dict(zip(axes(len(at)), at, strict=True))
-        return self._evaluated(roots, values | dict(known))
+        return self._evaluated(roots, values | dict(replacements))
 
     def call(
-        self, function: Function, given: Sequence[Expr], at: Index = ()
+        self, function: Function, arguments: Sequence[Expr], at: Index = ()
     ) -> list[Expr]:
-        """The results of a function for these parameters, with its axes set."""
+        """Return the results of a function for these arguments, with its axes set."""
         values = dict(zip(axes(len(at)), at, strict=True))
-        values |= zip(function.parameters, given, strict=True)
+        values |= zip(function.parameters, arguments, strict=True)
         return self._evaluated(function.results, values)
 
     def _evaluated(self, roots: Sequence[Expr], values: dict[Expr, Expr]) -> list[Expr]:
@@ -461,19 +463,20 @@ class Builder:
         return e.with_args(node, args)
 
     def is_dense(self, value: Value) -> bool:
-        """Whether a value is in memory, without gaps."""
+        """Return whether a value is in dense memory."""
         place, allocation = self.place(value), self.plan.of(value)
         if not isinstance(place, Stored) or place.buffer.strides is not None:
             return False
         return allocation is None or self.plan.allocations.is_dense(allocation)
 
     def is_of_step(self, allocation: Allocation) -> bool:
-        """Whether memory is of the step of the innermost loop, and free after it."""
+        """Return whether memory belongs to a step of the innermost loop, and is free
+        after it."""
         return self._step is not None and allocation.home[0].is_within(self._step)
 
     @contextmanager
     def step_of(self, scope: Scope) -> Iterator[None]:
-        """Write a step of a loop within the block."""
+        """Write a step of a loop inside the block."""
         before, self._step = self._step, scope
         try:
             yield
@@ -481,22 +484,22 @@ class Builder:
             self._step = before
 
     def scalar(self, value: Value) -> Expr:
-        """The element of a value of rank 0."""
+        """Return the element of a value of rank 0."""
         return self.place(value).read(())
 
     def elements_of(self, value: Value, type_: TensorType | None = None) -> list[Expr]:
-        """All elements of a small value, in row-major order; `type_` is known to be its
-        type where it says less itself."""
+        """Return all elements of a small value, in row-major order. `type_` is its type
+        if its own is less specific."""
         place = self.place(value)
         return [place.read(at) for at in indices_of(type_ or place.type)]
 
     def fill(self, value: Value | Place, target: Stored) -> None:
-        """Write a value to memory, by a copy of whole buffers where it can be one."""
+        """Write a value to memory, by a copy of whole buffers if possible."""
         source = self.place(value) if isinstance(value, Value) else value
         if target.is_at(source):
             return
-        whole = isinstance(source, Stored) and source.is_whole and target.is_whole
-        if isinstance(source, Stored) and whole and source.buffer.strides is None:
+        is_whole = isinstance(source, Stored) and source.is_whole and target.is_whole
+        if isinstance(source, Stored) and is_whole and source.buffer.strides is None:
             self.add(Copy(target.buffer, source.buffer))
             return
         self.nest(

@@ -1,4 +1,4 @@
-"""The carries of loops: where they live, and how a step gives them new values."""
+"""The carries of loops: their places, and how a step updates them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from hopflow.loop_ir.walk import same_shape
 from hopflow.symbolic.size import Symbol
 
 MOST_VARIABLES: Final = 64
-"""Variables that carries are in. More find no registers anyway, and LLVM takes more
-than linear time to find that out: the others are in memory."""
+"""Carries take at most so many variables; the others are in memory. More would find no
+registers, and LLVM takes more than linear time for them."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Carry:
     """One leaf of a loop's carry: variables, or a buffer, or a row of one.
 
     row     its number, where small carries of one type share a buffer
-    sizes   by axis the variables of sizes that steps change
+    sizes   by axis, the variables of sizes that steps change
     """
 
     type: TensorType
@@ -50,39 +50,39 @@ class Carry:
 
 
 def start(b: Builder, equation: Equation, loop: Loop | While) -> list[Carry]:
-    """Variables and buffers that start as the operands and change in each step."""
-    made: list[Carry] = []
+    """Return variables and buffers that start as the operands and then change."""
+    carries: list[Carry] = []
     rows: list[tuple[Value, Buffer, int]] = []
     shared = _shared_buffers(b, [value.type for value in loop.carry])
     parameters = loop.body.parameters
-    sizes = [_changing(b, v.type) for v in parameters]  # two may be of one symbol
+    sizes = [_changing(b, v.type) for v in parameters]  # they may share a symbol
     for number, first in enumerate(loop.carry):
-        within, changing = parameters[number], sizes[number]
+        parameter, changing = parameters[number], sizes[number]
         if changing:
-            made.append(_start_changing(b, first, within.type, changing))
+            carries.append(_start_changing(b, first, parameter.type, changing))
         elif number in shared:
             buffer, row = shared[number]
-            made.append(Carry(first.type, buffer=buffer, row=row))
+            carries.append(Carry(first.type, buffer=buffer, row=row))
             rows.append((first, buffer, row))
         elif is_small(first.type):
             variables = [b.declare(x, "c") for x in b.elements_of(first)]
-            made.append(Carry(first.type, tuple(variables)))
+            carries.append(Carry(first.type, tuple(variables)))
         else:
             allocation = b.plan.of(equation.results[number])
             assert allocation is not None
-            made.append(Carry(first.type, buffer=b.memory(allocation).buffer))
-    for carry, first in zip(made, loop.carry, strict=True):
+            carries.append(Carry(first.type, buffer=b.memory(allocation).buffer))
+    for carry, first in zip(carries, loop.carry, strict=True):
         if carry.buffer is not None and carry.row is None and not carry.sizes:
             b.fill(first, Stored(carry.type, carry.buffer))
     _store_rows(b, rows)
-    return made
+    return carries
 
 
 def _shared_buffers(
     b: Builder, types: Sequence[TensorType]
 ) -> dict[int, tuple[Buffer, int]]:
-    """By position the buffer, and the row of it, of small carries that are in memory:
-    there is one buffer for each type."""
+    """Return by position the buffer and the row of small carries that are in memory.
+    Carries of one type share a buffer."""
     positions: dict[TensorType, list[int]] = {}
     variables = 0
     for k, type_ in enumerate(types):
@@ -90,16 +90,16 @@ def _shared_buffers(
             variables += static_size(type_) or 0
             if variables > MOST_VARIABLES:
                 positions.setdefault(type_, []).append(k)
-    found: dict[int, tuple[Buffer, int]] = {}
-    for type_, those in positions.items():
-        rows = type_.with_shape((len(those), *type_.shape))
+    rows_of: dict[int, tuple[Buffer, int]] = {}
+    for type_, numbers in positions.items():
+        rows = type_.with_shape((len(numbers), *type_.shape))
         buffer = b.temporary(rows, "carries")
-        found |= {k: (buffer, row) for row, k in enumerate(those)}
-    return found
+        rows_of |= {k: (buffer, row) for row, k in enumerate(numbers)}
+    return rows_of
 
 
 def _changing(b: Builder, type_: TensorType) -> dict[int, Symbol]:
-    """The axes of a type that are no size which is known before the loop."""
+    """Return the axes of a type whose size is not known before the loop."""
     plain = enumerate(map(plain_symbol, type_.shape))
     return {axis: s for axis, s in plain if s is not None and s not in b.symbols}
 
@@ -107,8 +107,8 @@ def _changing(b: Builder, type_: TensorType) -> dict[int, Symbol]:
 def _start_changing(
     b: Builder, first: Value, type_: TensorType, changing: Mapping[int, Symbol]
 ) -> Carry:
-    """A buffer for a carry whose size steps change: at once as large as it may get, if
-    there is such a bound."""
+    """Return a buffer for a carry whose size steps change: allocated at its maximal
+    size if there is a bound."""
     extents = {axis: b.let(b.extent(first.shape[axis])) for axis in changing}
     sizes = {axis: b.declare(n, "n") for axis, n in extents.items()}
     b.symbols.update({symbol: e.read(sizes[axis]) for axis, symbol in changing.items()})
@@ -127,7 +127,7 @@ def _start_changing(
 
 
 def begin_step(b: Builder, carries: Sequence[Carry], block: Block) -> None:
-    """Say what is carried into a step, and the sizes of it before any changes."""
+    """Set the places of the carries in a step, and their sizes before any changes."""
     for carry, parameter in zip(carries, block.parameters, strict=True):
         for axis, size in carry.sizes.items():
             symbol = plain_symbol(parameter.shape[axis])
@@ -137,7 +137,7 @@ def begin_step(b: Builder, carries: Sequence[Carry], block: Block) -> None:
 
 
 def finish(b: Builder, carries: Sequence[Carry], results: Sequence[Value]) -> None:
-    """Say what was carried out of the last step."""
+    """Set the places of the carries after the last step."""
     for carry, result in zip(carries, results, strict=False):
         for axis, size in carry.sizes.items():
             symbol = plain_symbol(result.shape[axis])
@@ -150,7 +150,7 @@ def finish(b: Builder, carries: Sequence[Carry], results: Sequence[Value]) -> No
 
 
 def update(b: Builder, carries: Sequence[Carry], results: Sequence[Value]) -> None:
-    """The end of a step: new values are known before old ones are given up."""
+    """Write the end of a step, which computes all new values before it replaces any."""
     assigned: list[tuple[Var, Expr]] = []
     for c, value in zip(carries, results, strict=False):
         elements = b.elements_of(value, c.type) if c.variables else []
@@ -191,7 +191,7 @@ def update(b: Builder, carries: Sequence[Carry], results: Sequence[Value]) -> No
 
 
 def _stays(source: Place, named: Counter[Buffer]) -> TypeGuard[Stored]:
-    """Whether a new value is all of a buffer in which nothing else comes to be."""
+    """Return whether a buffer holds just this new value, and no other carry."""
     return (
         isinstance(source, Stored)
         and source.is_whole
@@ -203,18 +203,18 @@ def _stays(source: Place, named: Counter[Buffer]) -> TypeGuard[Stored]:
 def _named(
     b: Builder, carries: Sequence[Carry], results: Sequence[Value]
 ) -> Counter[Buffer]:
-    """How many carries, and new values of them, are in a buffer."""
+    """Count the carries, and their new values, in each buffer."""
     places = [b.place(value) for _, value in zip(carries, results, strict=False)]
-    found = Counter(p.buffer for p in places if isinstance(p, Stored))
-    found.update(c.buffer for c in carries if c.buffer is not None)
-    return found
+    uses = Counter(p.buffer for p in places if isinstance(p, Stored))
+    uses.update(c.buffer for c in carries if c.buffer is not None)
+    return uses
 
 
 def _update_rows(
     b: Builder, carries: Sequence[Carry], results: Sequence[Value]
 ) -> list[tuple[Buffer, Buffer]]:
-    """Store the new values of carries that share buffers; the buffers, and those that
-    are to take their places."""
+    """Store the new values of carries that share buffers. Return the buffers with those
+    that replace them."""
     fresh: dict[Buffer, Buffer] = {}
     rows: list[tuple[Value, Buffer, int]] = []
     for c, value in zip(carries, results, strict=False):
@@ -229,7 +229,7 @@ def _update_rows(
 
 
 def _store_rows(b: Builder, rows: Sequence[tuple[Value, Buffer, int]]) -> None:
-    """Store small values, each as soon as it is known: what waits needs a register."""
+    """Store small values, each as soon as it is computed, to free its register."""
     stores: dict[Var, list[Stmt]] = {}
     for value, buffer, row in rows:
         place = b.place(value)
@@ -246,12 +246,12 @@ def _store_rows(b: Builder, rows: Sequence[tuple[Value, Buffer, int]]) -> None:
         b.statements.append(statement)
         if isinstance(statement, Let):
             b.statements += stores.pop(statement.var, ())
-    for others in stores.values():  # of variables of a body around
-        b.statements += others
+    for remaining in stores.values():  # of variables of an enclosing body
+        b.statements += remaining
 
 
 def _move(b: Builder, moving: Sequence[tuple[Buffer, Value]]) -> None:
-    """Give buffers new values at once, by exchanges of memory where that can be."""
+    """Give buffers new values in parallel, by swaps of memory where possible."""
     sources = {buffer: b.place(value) for buffer, value in moving}
     read = [p.buffer for p in sources.values() if isinstance(p, Stored)]
     swaps: list[tuple[Buffer, Buffer]] = []
@@ -270,15 +270,15 @@ def _move(b: Builder, moving: Sequence[tuple[Buffer, Value]]) -> None:
         fresh = b.temporary(value.type, "next")
         b.fill(value, Stored(value.type, fresh))
         (swaps if buffer.space == "arena" else copies).append((buffer, fresh))
-    # By buffer where its contents are now, and whose contents are there.
+    # By buffer, where its contents are now, and whose contents it holds.
     now = {x: x for pair in swaps for x in pair}
     held = dict(now)
-    for buffer, wanted in swaps:
-        at, other = now[wanted], held[buffer]
-        if at is not buffer:
-            b.add(Swap(buffer, at))
-            now[wanted], now[other] = buffer, at
-            held[buffer], held[at] = wanted, other
+    for buffer, origin in swaps:
+        holder, other = now[origin], held[buffer]
+        if holder is not buffer:
+            b.add(Swap(buffer, holder))
+            now[origin], now[other] = buffer, holder
+            held[buffer], held[holder] = origin, other
     for buffer, fresh in copies:
         b.add(Copy(buffer, fresh))
 
@@ -286,17 +286,17 @@ def _move(b: Builder, moving: Sequence[tuple[Buffer, Value]]) -> None:
 def _may_swap(
     b: Builder, buffer: Buffer, moving: Mapping[Buffer, Place], value: Value
 ) -> bool:
-    """Whether a carry may take the memory of a new value, which nothing reads there
-    after the step."""
+    """Return whether a carry may take the memory of a new value, which nothing reads
+    there after the step."""
     source, allocation = moving[buffer], b.plan.of(value)
     if not isinstance(source, Stored) or not source.is_whole:
         return False
-    found = source.buffer
-    if not (found.space == buffer.space == "arena"):
+    memory = source.buffer
+    if not (memory.space == buffer.space == "arena"):
         return False
-    if not same_shape(found.shape, buffer.shape):
+    if not same_shape(memory.shape, buffer.shape):
         return False
-    return found in moving or (allocation is not None and b.is_of_step(allocation))
+    return memory in moving or (allocation is not None and b.is_of_step(allocation))
 
 
 # --- stacks ---------------------------------------------------------------------------
@@ -305,38 +305,38 @@ def _may_swap(
 def stacks(
     b: Builder, results: Sequence[Value], rows: Var | None, most: int | None
 ) -> list[Buffer]:
-    """Memory for what each step adds a row to: at once for `most` rows, if so many are
-    all. The variable `rows` says how many there are."""
+    """Return memory for the stacks to which each step adds a row, allocated for `most`
+    rows if that bound is known. The variable `rows` counts them."""
     if rows is None or not results:
         return []
     b.symbols.update(dict.fromkeys(_symbols_of_rows(results), e.read(rows)))
-    made = [b.temporary(v.type, "ys", allocate=False) for v in results]
+    buffers = [b.temporary(v.type, "ys", allocate=False) for v in results]
     if most is not None:
         b.assign(rows, e.index(most))
-        for stack in made:
+        for stack in buffers:
             b.add(Allocate(stack))
         b.assign(rows, e.index(0))
-    for stack, value in zip(made, results, strict=True):
+    for stack, value in zip(buffers, results, strict=True):
         b.add(Allocate(stack, again=most is not None))
         allocation = b.plan.of(value)
         assert allocation is not None
         b.buffers[allocation] = stack
-    return made
+    return buffers
 
 
-def add_row(b: Builder, made: Sequence[Buffer]) -> None:
-    """Make room for one more row in each stack, which `rows` counts already."""
-    for stack in made:
+def add_row(b: Builder, buffers: Sequence[Buffer]) -> None:
+    """Grow each stack to `rows` rows, which count the new row already."""
+    for stack in buffers:
         b.add(Allocate(stack, again=True, keeps=True))
 
 
 def end_stacks(b: Builder, results: Sequence[Value], rows: Var | None) -> None:
-    """After the last step the number of rows is known."""
+    """Set the number of rows after the last step."""
     if rows is not None:
         for symbol in _symbols_of_rows(results):
             b.define(symbol, e.read(rows))
 
 
 def _symbols_of_rows(results: Sequence[Value]) -> list[Symbol]:
-    found = {plain_symbol(value.shape[0]): None for value in results}
-    return [symbol for symbol in found if symbol is not None]
+    symbols = {plain_symbol(value.shape[0]): None for value in results}
+    return [symbol for symbol in symbols if symbol is not None]

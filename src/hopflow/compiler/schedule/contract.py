@@ -1,16 +1,16 @@
-"""What only the same iteration reads again needs no memory.
+"""Array contraction: elements that only the same iteration reads become variables.
 
     buffer b0: f64[8] in arena
     for i0 in 0..8 independent:          for i0 in 0..8 independent:
         b0[i0] = x[i0] * 2.0       ->        let b0_0: f64 = x[i0] * 2.0
         out0[i0] = b0[i0] + 1.0              out0[i0] = b0_0 + 1.0
 
-A buffer of the arena becomes values if each of its loads comes after a store to the
+A buffer of the arena becomes variables if each of its loads comes after a store to the
 same index, in the list of statements of that store or deeper, with no other store to
-the buffer in between. Such pairs come of loops that `merge` made one.
+the buffer in between. Such pairs result from loops that `merge` has merged.
 
-A buffer that has rows for the iterations of a loop, and that nothing else names, needs
-one row, which each iteration writes before it reads it.
+A buffer that has a row for each iteration of a loop, and that is not used elsewhere, is
+reduced to one row if each iteration writes the row before it reads it.
 
     buffer b0: f64[8, 9] in arena        buffer b0: f64[9] in arena
     for i0 in 0..8 independent:          for i0 in 0..8 independent:
@@ -51,13 +51,13 @@ from hopflow.loop_ir.walk import (
 
 
 class _Value(NamedTuple):
-    """What a store has put at an index: a variable, if the buffer is contracted."""
+    """A stored value: its index, and its variable if the buffer is contracted."""
 
     at: Index
     var: Var
 
 
-_Known: TypeAlias = Mapping[Buffer, _Value]
+_Values: TypeAlias = Mapping[Buffer, _Value]
 
 
 def contract(program: Program, target: Target) -> None:
@@ -75,20 +75,20 @@ def contract(program: Program, target: Target) -> None:
 
 
 def _only_by_element(program: Program) -> set[Buffer]:
-    """The buffers of the arena that are stored to and loaded from, and nothing else."""
-    found = {b for b in program.arena if b.space == "arena" and b.shape}
+    """Return the buffers of the arena that are only stored to and loaded from."""
+    buffers = {b for b in program.arena if b.space == "arena" and b.shape}
     for s in statements(program.body):
         if not isinstance(s, Store):
-            found.difference_update(named(s))
-    return found
+            buffers.difference_update(named(s))
+    return buffers
 
 
 class _Finder:
     """Finds for each load the store whose value it reads.
 
-    candidates   the buffers of which no load has been found that reads another value
-    buffers      those that are stored to
-    values       by a store the value that it puts
+    candidates   the buffers whose loads so far all read a known value
+    buffers      the buffers that are stored to, with the number of their last value
+    values       by store, the value that it writes
     """
 
     def __init__(self, body: list[Stmt], candidates: set[Buffer]) -> None:
@@ -99,45 +99,45 @@ class _Finder:
             s.var for s in statements(body) if isinstance(s, Assign | Accumulate)
         }
 
-    def list(self, body: list[Stmt], known: _Known) -> None:
-        """Look at a list of statements, before which these values are known."""
-        own = dict(known)
+    def list(self, body: list[Stmt], outer: _Values) -> None:
+        """Visit a list of statements; `outer` are the values known before it."""
+        values = dict(outer)
         for s in body:
             if isinstance(s, While):
-                self._loop(s, own)
+                self._loop(s, values)
                 continue
-            self._read(s, own)
+            self._read(s, values)
             if isinstance(s, Store):
-                self._store(s, own)
+                self._store(s, values)
             elif isinstance(s, For):
-                self._loop(s, own)
+                self._loop(s, values)
             else:
                 for inner in bodies(s):
-                    self.list(inner, own)
-                self._forget(s, own)
+                    self.list(inner, values)
+                self._forget(s, values)
 
-    def _loop(self, s: For | While, known: dict[Buffer, _Value]) -> None:
-        """Look at a loop. A step may read what the one before has stored."""
-        self._forget(s, known)
+    def _loop(self, s: For | While, values: dict[Buffer, _Value]) -> None:
+        """Visit a loop. A step may read values that an earlier step has stored."""
+        self._forget(s, values)
         if isinstance(s, While):
-            self._read(s, known)
+            self._read(s, values)
         for inner in bodies(s):
-            self.list(inner, known)
+            self.list(inner, values)
 
-    def _forget(self, s: Stmt, known: dict[Buffer, _Value]) -> None:
-        """Forget the values that a statement with bodies may change."""
+    def _forget(self, s: Stmt, values: dict[Buffer, _Value]) -> None:
+        """Drop the values that a statement with bodies may change."""
         for inner in bodies(s):
             for t in statements(inner):
                 if isinstance(t, Store):
-                    known.pop(t.buffer, None)
+                    values.pop(t.buffer, None)
 
-    def _read(self, s: Stmt, known: _Known) -> None:
+    def _read(self, s: Stmt, values: _Values) -> None:
         for buffer, at in _loads(s):
-            value = known.get(buffer)
+            value = values.get(buffer)
             if value is None or not same_shape(value.at, at):
                 self.candidates.discard(buffer)
 
-    def _store(self, s: Store, known: dict[Buffer, _Value]) -> None:
+    def _store(self, s: Store, values: dict[Buffer, _Value]) -> None:
         buffer = s.buffer
         if buffer not in self.candidates:
             return
@@ -146,7 +146,7 @@ class _Finder:
             return
         number = self.buffers[buffer] = self.buffers.get(buffer, -1) + 1
         value = _Value(s.indices, Var(f"{buffer.name}_{number}", buffer.dtype))
-        known[buffer] = self.values[s] = value
+        values[buffer] = self.values[s] = value
 
 
 def _loads(s: Stmt) -> Iterator[tuple[Buffer, Index]]:
@@ -160,28 +160,28 @@ def _leaves(index: Index) -> Iterator[Expr]:
     return (n for n in nodes(*index) if n.op in ("var", "load"))
 
 
-def _rewrite(body: list[Stmt], known: _Known, finder: _Finder, target: Target) -> None:
+def _rewrite(body: list[Stmt], outer: _Values, finder: _Finder, target: Target) -> None:
     """Replace stores to contracted buffers, and loads from them, in place."""
-    own = dict(known)
+    values = dict(outer)
 
     def value(node: Expr) -> Expr | None:
-        if node.op != "load" or node.attr not in own:
+        if node.op != "load" or node.attr not in values:
             return None
-        return e.read(own[node.attr].var)
+        return e.read(values[node.attr].var)
 
     for k, s in enumerate(body):
-        if own:
+        if values:
             replace(s, value)
         if isinstance(s, Store) and s.buffer in finder.candidates:
-            own[s.buffer] = finder.values[s]
-            body[k] = Let(own[s.buffer].var, s.value)
+            values[s.buffer] = finder.values[s]
+            body[k] = Let(values[s.buffer].var, s.value)
         for inner in bodies(s):
             stores = any(
                 isinstance(x, Store) and x.buffer in finder.candidates for x in inner
             )
-            _rewrite(inner, own, finder, target)
+            _rewrite(inner, values, finder, target)
             if stores and isinstance(s, For) and s.binding.kind == "vector":
-                # What it stored may have been wider than what it stores now.
+                # The stores that remain may be narrower, so more lanes fit.
                 s.binding = vector_binding(s.extent, inner, target)
 
 
@@ -189,7 +189,7 @@ def _rewrite(body: list[Stmt], known: _Known, finder: _Finder, target: Target) -
 
 
 def _drop_rows(program: Program, candidates: set[Buffer]) -> None:
-    """Leave one row of each buffer that has a row for each iteration of a loop."""
+    """Reduce each buffer that has a row for each iteration of a loop to one row."""
     uses = walk.uses(program.body) if candidates else {}
     pending = [s for s in program.body if isinstance(s, For)]
     while pending:
@@ -199,36 +199,37 @@ def _drop_rows(program: Program, candidates: set[Buffer]) -> None:
             continue
         if loop.independent and loop.binding.kind != "vector":
             axes = Summary.of(loop).axes
-            own = walk.uses(loop.body)
-            for buffer in candidates.intersection(own):
+            loop_uses = walk.uses(loop.body)
+            for buffer in candidates.intersection(loop_uses):
                 rows = axes.get(buffer)
-                if rows and uses[buffer] == own[buffer] and _is_fresh(buffer, loop):
+                is_private = uses[buffer] == loop_uses[buffer]
+                if rows and is_private and _is_fresh(buffer, loop):
                     _drop_axis(buffer, min(rows)[0], loop)
         pending += [s for t in loop.body for s in _next(t)]
 
 
 def _next(s: Stmt) -> list[For]:
-    """The outermost loops in a statement."""
+    """Return the outermost loops in a statement."""
     if isinstance(s, For):
         return [s]
     return [t for inner in bodies(s) for x in inner for t in _next(x)]
 
 
 def _is_fresh(buffer: Buffer, loop: For) -> bool:
-    """Whether each iteration writes the same elements of a buffer, whatever is around
-    the loop, before it reads any."""
-    known, is_read = {loop.var}, False
+    """Return whether each iteration writes the same elements of a buffer, whatever
+    encloses the loop, before it reads any."""
+    variables, is_read = {loop.var}, False
     pending: list[tuple[Stmt, bool]] = [(s, True) for s in reversed(loop.body)]
     while pending:
         s, always = pending.pop()
         if isinstance(s, For):
-            known.add(s.var)
+            variables.add(s.var)
         reads = [at for b, at in _loads(s) if b is buffer]
         is_read = is_read or bool(reads)
         writes = [s.indices] if isinstance(s, Store) and s.buffer is buffer else []
         if writes and (is_read or not always):
             return False
-        if not all(_names_only(at, known) for at in (*reads, *writes)):
+        if not all(_names_only(at, variables) for at in (*reads, *writes)):
             return False
         always = always and isinstance(s, For)
         inside = [t for inner in bodies(s) for t in inner]

@@ -1,4 +1,4 @@
-"""Loops over examples that take different ways become gangs: lanes under masks.
+"""Turns divergent loops over batch elements into gangs: masked vector lanes.
 
     for step1 in 0..n threads independent:
         var c2: f64 = x[step1]
@@ -19,8 +19,8 @@ becomes, where a gang has 32 lanes,
                 c2 = c2 * step1_row0
             out0[step1] = c2
 
-What a step reads of a row of its example is read before the first: in the lanes that
-are on then it is the same.
+Steps of the inner loop that read one element of the batch element's row share a read
+before the first step: in active lanes its value is the same.
 """
 
 from collections import Counter
@@ -67,42 +67,43 @@ from hopflow.loop_ir.walk import (
 )
 
 LARGEST: Final = 600
-"""Instructions of an iteration. A gang has them several times over."""
+"""Instructions of an iteration, at most: a gang holds them several times."""
 SHORT: Final = 8
-"""Elements of an array that lanes may have for themselves, and go through together."""
+"""Elements of an array, at most, for each lane to have its own and for all lanes to
+step through their arrays together."""
 _STATEMENTS = (Let, Declare, Assign, Accumulate, Store, For, While, If, Trap, Allocate)
-"""Those that lanes may run."""
+"""Statements that lanes may run."""
 _WHOLE = (Copy, Swap)
-"""Those that become loops over short arrays, which lanes may run."""
+"""Statements that become loops over short arrays, which lanes may run."""
 
 
 def gangs(program: Program, target: Target) -> None:
-    """Bind such loops of a program, in place."""
+    """Bind divergent loops of a program to gangs, in place."""
     named = cache(lambda: uses(program.body))
     pending = [program.body]
     while pending:
-        one = pending.pop()
-        for k, s in enumerate(one):
-            if _may_be(s):
+        body = pending.pop()
+        for k, s in enumerate(body):
+            if _is_independent(s):
                 width = _width(s, target, named)
-                within = [t for t in statements(s.body) if _may_be(t)]
-                # Of loops in loops the inner one, if it fills as many lanes.
-                if width > max([1, *(_width(t, target, named) for t in within)]):
-                    one[k] = _gang(s, width, private_to(s, named()))
+                inner = [t for t in statements(s.body) if _is_independent(t)]
+                # Of nested loops, choose the inner one if it fills as many lanes.
+                if width > max([1, *(_width(t, target, named) for t in inner)]):
+                    body[k] = _gang(s, width, private_to(s, named()))
                     continue
             pending += bodies(s)
 
 
-def _may_be(s: Stmt) -> TypeGuard[For]:
-    """Whether the iterations of `s` do not depend on each other, and are no vectors."""
+def _is_independent(s: Stmt) -> TypeGuard[For]:
+    """Return whether `s` is a loop of independent iterations, not of vectors."""
     return isinstance(s, For) and s.independent and s.binding.kind != "vector"
 
 
-# --- which loops ----------------------------------------------------------------------
+# --- which loops become gangs ---------------------------------------------------------
 
 
 def _is_candidate(loop: For) -> bool:
-    """Whether lanes may run all that is in a loop, and there is a loop in it."""
+    """Return whether lanes may run all of a loop, which has an inner loop."""
     inside = list(statements(loop.body))
     return all(isinstance(s, _STATEMENTS + _WHOLE) for s in inside) and any(
         isinstance(s, While) or _counts(s) for s in inside
@@ -110,18 +111,18 @@ def _is_candidate(loop: For) -> bool:
 
 
 def _width(loop: For, target: Target, named: Callable[[], Counter[Buffer]]) -> int:
-    """The lanes of the gangs that a loop becomes; 1: none."""
+    """Return the number of lanes of a loop's gangs; 1 if it becomes none."""
     if not _is_candidate(loop):
         return 1
     private = private_to(loop, named())
     inside, summary = list(statements(loop.body)), Summary.of(loop)
-    made = {s.buffer for s in inside if isinstance(s, Allocate)}
+    allocated = {s.buffer for s in inside if isinstance(s, Allocate)}
     rows = summary.stored.difference(private)
     exchanged = (b for s in inside if isinstance(s, _WHOLE) for b in walk.named(s))
     if (
         summary.size > LARGEST
         or summary.changed
-        or not made.issubset(private)
+        or not allocated.issubset(private)
         or not all(summary.axes[b] for b in rows)
         or any(map(_is_long, inside))
         or not all(b in private and _is_short(b) for b in exchanged)
@@ -133,9 +134,9 @@ def _width(loop: For, target: Target, named: Callable[[], Counter[Buffer]]) -> i
         return 1
     divergence = Divergence(loop, private)
     counted = {c.counter.var for c in _counters(loop, divergence)}
-    for node in (n for b in made for n in nodes(*b.shape)):
+    for node in (n for b in allocated for n in nodes(*b.shape)):
         if node.op == "var" and node.attr in divergence.varying.difference(counted):
-            return 1  # lanes do not agree on a shape
+            return 1  # the shape differs between lanes
     width = target.gang_width(loop, divergence) if divergence.diverges else 1
     if loop.extent.is_const:
         while width > 1 and width >= 2 * loop.extent.attr:
@@ -148,8 +149,8 @@ def _counts(s: Stmt) -> bool:
 
 
 def _is_long(s: Stmt) -> bool:
-    """Whether `s` is a loop of vectors, which gains nothing from lanes, or adds floats
-    in an order that comes of its vectors."""
+    """Return whether `s` is a loop of vectors, which gains nothing from lanes, or adds
+    floats in an order that its vectors determine."""
     if not (isinstance(s, For) and s.binding.kind == "vector"):
         return False
     sums = (isinstance(x, Accumulate) and x.var.dtype.kind == "f" for x in s.body)
@@ -161,28 +162,28 @@ def _is_short(buffer: Buffer) -> bool:
     return bool(extents) and prod(extents) <= SHORT
 
 
-# --- what they become -----------------------------------------------------------------
+# --- rewriting ------------------------------------------------------------------------
 
 
 def _gang(loop: For, width: int, private: Sequence[Buffer]) -> For:
-    """The loop, whose iterations are lanes."""
+    """Return the loop over gangs, whose inner loop runs the iterations as lanes."""
     rows = _rows(loop)
     _count_together(loop, private)
-    _end_together(loop)
+    _share_reverse_index(loop)
     number = Var(f"{loop.var.name}_gang", dtypes.int64)
     lane = Var(f"{loop.var.name}_lane", dtypes.int64)
     _by_element(loop.body, count())
     _give_each(loop.body, set(private), lane, width)
     first = e.mul(e.read(number), e.index(width))
     extent = e.binary("min", e.index(width), e.sub(loop.extent, first))
-    own = Let(loop.var, e.add(first, e.read(lane)))
-    inner = For(lane, extent, [own, *rows, *loop.body], True, Binding("gang", width))
+    index = Let(loop.var, e.add(first, e.read(lane)))
+    inner = For(lane, extent, [index, *rows, *loop.body], True, Binding("gang", width))
     blocks = e.div(e.add(loop.extent, e.index(width - 1)), e.index(width))
     return For(number, blocks, [inner], True, loop.binding)
 
 
 def _by_element(body: list[Stmt], numbers: Iterator[int]) -> None:
-    """Copy and exchange arrays element by element: each lane its own, when it is on.
+    """Copy and exchange arrays by element, so that masks apply to each lane.
 
     swap b1, b2    ->    for b1_at0_0 in 0..6 independent:
                              let b1_was0: f64 = b1[b1_at0_0]
@@ -215,11 +216,11 @@ def _loops(a: Buffer, b: Buffer, number: int, *, exchanges: bool) -> Stmt:
 def _give_each(
     body: Sequence[Stmt], private: set[Buffer], lane: Var, width: int
 ) -> None:
-    """Let each lane have its own part of what an iteration has for itself.
+    """Give each lane its own part of the buffers that are private to an iteration.
 
-    b1[i4] = b1[i4] * 2.0  ->  b1[i4, step2_lane] = b1[i4, step2_lane] * 2.0
+    b1[i4] = b1[i4] * 2.0 -> b1[i4, step2_lane] = b1[i4, step2_lane] * 2.0
     """
-    own = e.read(lane)
+    index = e.read(lane)
 
     def placed(node: Expr) -> Expr | None:
         if node.op != "load" or node.attr not in private:
@@ -227,19 +228,19 @@ def _give_each(
         at = [rewrite(i, placed) for i in e.index_of(node)]
         condition = e.condition_of(node)
         condition = condition and rewrite(condition, placed)
-        return e.load(node.attr, (*at, own), condition)
+        return e.load(node.attr, (*at, index), condition)
 
     for s in statements(body):
         replace(s, placed)
         if isinstance(s, Store) and s.buffer in private:
-            s.indices = (*s.indices, own)
+            s.indices = (*s.indices, index)
     for buffer in private:
         buffer.shape = (*buffer.shape, e.index(width))
 
 
-def _end_together(loop: For) -> None:
-    """Let lanes that count down to 0 do so at the same time: the index is then the same
-    in all of them.
+def _share_reverse_index(loop: For) -> None:
+    """Name the index of lanes that count down, so that they reach 0 together: the index
+    is then the same in all lanes.
 
         for i4 in 0..n3:                        for i4 in 0..n3:
             c5 = c5 * b1[n3 - 1 - i4]    ->         let i4_left: i64 = n3 - 1 - i4
@@ -251,16 +252,16 @@ def _end_together(loop: For) -> None:
         left = Var(f"{s.var.name}_left", dtypes.int64)
         reverse = e.sub(e.sub(s.extent, e.index(1)), e.read(s.var))
         inside = list(statements(s.body))
-        found = {n for x in inside for n in nodes(*expressions(x)) if same(n, reverse)}
-        if found:
+        equal = {n for x in inside for n in nodes(*expressions(x)) if same(n, reverse)}
+        if equal:
             for x in inside:
-                replace(x, dict.fromkeys(found, e.read(left)).get)
+                replace(x, dict.fromkeys(equal, e.read(left)).get)
             s.body.insert(0, Let(left, reverse))
 
 
 def _count_together(loop: For, private: Sequence[Buffer]) -> None:
-    """Count the steps that lanes have made together in variables of their own: those
-    are the same in all lanes, and only what is read after the loop differs.
+    """Count the steps of divergent loops in uniform variables beside the lanes' own:
+    only the counts that are read after the loop differ between lanes.
 
         var c2: i64 = 0                        var c2: i64 = 0
         do:                                    var c2_all: i64 = 0
@@ -281,8 +282,8 @@ def _count_together(loop: For, private: Sequence[Buffer]) -> None:
 
 
 class _Counter(NamedTuple):
-    """A variable to which each step of a loop adds the same: where it is declared, as
-    what, the loop, and the step's statement."""
+    """A variable to which each step of a loop adds a constant: the body that declares
+    it, its declaration, the loop, and the assignment in a step."""
 
     body: list[Stmt]
     declared: Declare
@@ -291,8 +292,8 @@ class _Counter(NamedTuple):
 
 
 def _counters(loop: For, divergence: Divergence) -> list[_Counter]:
-    """Those of divergent loops that are read after them."""
-    found: list[_Counter] = []
+    """Return the counters of divergent loops that differ between lanes."""
+    counters: list[_Counter] = []
     changes = Counter(
         s.var for s in statements(loop.body) if isinstance(s, Assign | Accumulate)
     )
@@ -314,12 +315,12 @@ def _counters(loop: For, divergence: Divergence) -> list[_Counter]:
                     and changes[x.var] == 1
                     and _counts_on(x, s.body)
                 ):
-                    found.append(_Counter(body, declared[x.var], s, x))
-    return found
+                    counters.append(_Counter(body, declared[x.var], s, x))
+    return counters
 
 
 def _counts_on(s: Assign, body: Sequence[Stmt]) -> bool:
-    """Whether `s` adds a constant to a variable."""
+    """Return whether `s` adds a constant to its variable."""
     values = {x.var: x.value for x in body if isinstance(x, Let)}
 
     def origin(value: Expr) -> Expr:
@@ -339,40 +340,40 @@ def _renamed(old: Var, new: Var, node: Expr) -> Expr | None:
 
 
 def _rows(loop: For) -> list[Stmt]:
-    """Read before the loops within `loop` what each of their steps would read of the
-    same row."""
+    """Read before the loops inside `loop` the elements of its rows that their steps
+    would all read."""
     stored = Summary.of(loop).stored
-    found: list[tuple[Expr, Let]] = []
+    reads: list[tuple[Expr, Let]] = []
     for outer in loop.body:
         inside = [s for inner in bodies(outer) for s in statements(inner)]
         for s in (outer, *inside) if isinstance(outer, While) else inside:
             replaced: dict[Expr, Expr] = {}
             for node in loaded(s):
                 if _is_row(node, loop) and node.attr not in stored:
-                    replaced[node] = _row(node, loop, found)
+                    replaced[node] = _row(node, loop, reads)
             if replaced:
                 replace(s, replaced.get)
-    return [let for _, let in found]
+    return [let for _, let in reads]
 
 
-def _row(node: Expr, loop: For, found: list[tuple[Expr, Let]]) -> Expr:
-    for known, let in found:
-        if same(known, node):
+def _row(node: Expr, loop: For, reads: list[tuple[Expr, Let]]) -> Expr:
+    for element, let in reads:
+        if same(element, node):
             return e.read(let.var)
-    var = Var(f"{loop.var.name}_row{len(found)}", node.dtype)
-    found.append((node, Let(var, node)))
+    var = Var(f"{loop.var.name}_row{len(reads)}", node.dtype)
+    reads.append((node, Let(var, node)))
     return e.read(var)
 
 
 def _is_row(node: Expr, loop: For) -> bool:
-    """Whether a load is of an element that there is for each iteration."""
+    """Return whether a load is of an element that each iteration has its own of."""
     buffer: Buffer = node.attr
     if e.condition_of(node) is not None:
         return False
-    own = 0
+    matches = 0
     for i, extent in zip(e.index_of(node), buffer.shape, strict=True):
         if i.op == "var" and i.attr is loop.var and same(extent, loop.extent):
-            own += 1
+            matches += 1
         elif not (i.is_const and extent.is_const and 0 <= i.attr < extent.attr):
             return False
-    return own > 0
+    return matches > 0

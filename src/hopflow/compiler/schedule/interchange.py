@@ -1,8 +1,8 @@
-"""Loops over rows, moved outside the loop over steps around them.
+"""Loop interchange: loops over rows are moved outside the enclosing loop over steps.
 
-Where each step passes over large arrays, and a row needs of other steps only what they
-made of the same row, some rows can go through all steps before the next begin. They
-stay in the first-level cache meanwhile; else every step would read and write memory.
+If each step passes over large arrays, and a row depends only on the same row of other
+steps, a block of rows can go through all steps before the next block begins. It stays
+in the first-level cache; otherwise every step would read and write memory.
 """
 
 from collections.abc import Iterable
@@ -18,29 +18,31 @@ from hopflow.loop_ir.walk import bodies, statements
 CACHE = 1 << 14
 """Bytes of the rows that go through all steps together."""
 LARGE = 1 << 18
-"""Bytes of arrays that do not fit where one step could find what the last one left."""
+"""Bytes of arrays that do not stay in the caches from one step to the next."""
 
 
 def move_steps_inside(program: Program, _target: Target) -> None:
-    """Exchange such loops in a program, in place."""
+    """Interchange such loops of a program, in place."""
     _exchange(program.body, THREADS)
 
 
 def _exchange(body: list[Stmt], binding: Binding) -> None:
-    """
+    """Interchange such loops in a list of statements, and in those inside.
+
     Args:
         binding: Of loops over blocks that write elements of their own.
     """
     for k, statement in enumerate(body):
-        alone = isinstance(statement, For) and statement.independent
+        is_independent = isinstance(statement, For) and statement.independent
         for inner in bodies(statement):
-            _exchange(inner, SERIAL if alone else binding)
-        if isinstance(statement, For) and not alone:
+            _exchange(inner, SERIAL if is_independent else binding)
+        if isinstance(statement, For) and not is_independent:
             body[k] = _exchanged(statement, binding) or statement
 
 
 def _exchanged(steps: For, binding: Binding) -> For | None:
-    """Blocks of rows outside, steps, and the rows of a block inside; if that pays."""
+    """Return a loop over blocks of rows, with the steps and the rows of a block inside;
+    None if that does not pay."""
     if len(steps.body) != 1:
         return None
     [rows] = steps.body
@@ -61,24 +63,27 @@ def _exchanged(steps: For, binding: Binding) -> For | None:
 
 
 def _block(count: Expr, size: int, width: int) -> int:
-    """How many rows of `size` bytes go together, in whole vectors of `width`; or 0.
+    """Return how many rows of `size` bytes form a block, in whole vectors of `width`;
+    or 0.
 
-    So many of a number that only a run knows: few rows are but one block then.
+    If the number of rows is only known at runtime, the block has the same size: few
+    rows then are one block.
     """
     most = CACHE // size // width * width if size else 0
     if not count.is_const:
         return most
     if size * count.attr < LARGE or most >= count.attr:
         return 0
-    # Best is a block that leaves no rest.
+    # Prefer a block size that divides the number of rows.
     even = (n for n in range(most, most // 2, -width) if count.attr % n == 0)
     return next(even, most)
 
 
 def _bytes_of_a_row(rows: For, stored: Iterable[Buffer]) -> int:
-    """Of the buffers that change: what one iteration touches; 0 if that is unknown."""
+    """Return the bytes that one iteration accesses of the stored buffers; 0 if
+    unknown."""
     total = 0
-    moved = _own_axes(rows)
+    moved = _axes_of_a_row(rows)
     for buffer in stored:
         elements = 1
         for extent in moved.get(buffer, {}).values():
@@ -89,22 +94,22 @@ def _bytes_of_a_row(rows: For, stored: Iterable[Buffer]) -> int:
     return total
 
 
-def _own_axes(rows: For) -> dict[Buffer, dict[Var, Expr]]:
-    """For each buffer the loops within an iteration along which it is stored, and their
-    extents."""
+def _axes_of_a_row(rows: For) -> dict[Buffer, dict[Var, Expr]]:
+    """Return for each buffer the loops inside an iteration along which it is stored,
+    with their extents."""
     inside = {s.var: s.extent for s in statements(rows.body) if isinstance(s, For)}
-    found: dict[Buffer, dict[Var, Expr]] = {}
+    axes_of: dict[Buffer, dict[Var, Expr]] = {}
     for s in statements(rows.body):
         if isinstance(s, Store):
-            own = found.setdefault(s.buffer, {})
+            axes = axes_of.setdefault(s.buffer, {})
             for at in s.indices:
                 if at.op == "var" and at.attr in inside:
-                    own[at.attr] = inside[at.attr]
-    return found
+                    axes[at.attr] = inside[at.attr]
+    return axes_of
 
 
 def _is_free(rows: For, summary: Summary) -> bool:
-    """Whether its iterations need of each other nothing, in whichever step."""
+    """Return whether iterations do not depend on each other, in any step."""
     if summary.changed or summary.is_ordered:
         return False
     if any(isinstance(s, While) for s in statements(rows.body)):

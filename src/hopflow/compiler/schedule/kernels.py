@@ -1,4 +1,4 @@
-"""Loops for definitions: one nest for each, mechanically."""
+"""Loop nests for definitions: each definition becomes one nest."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -49,16 +49,16 @@ from hopflow.loop_ir.walk import merged_axes, nodes, same
 from hopflow.symbolic.size import Size
 
 LONG_ROW: Final = 32
-"""Rows of so many elements at least are worth a loop of their own."""
+"""Rows of at least so many elements get a loop of their own."""
 VECTOR_ROW: Final = 8
-"""Rows of so many elements are worth it to be gone through as vectors."""
+"""Rows of at least so many elements are computed as vectors."""
 SHORT_ROW = 16
-"""So many sums at least are worth it to read a vector out of order."""
+"""At least so many sums make it worthwhile to read a vector out of order."""
 
 _Range: TypeAlias = tuple[Expr, Expr]
-"""The first index along an axis, and the one after the last."""
+"""The first index along an axis, and the end, which is one past the last."""
 _Box: TypeAlias = tuple[Pointwise, tuple[_Range, ...]]
-"""What is computed for the indices within ranges, one for each axis."""
+"""A kernel and the ranges of its indices, one for each axis."""
 
 
 class Kernels:
@@ -70,13 +70,13 @@ class Kernels:
         self.types = [value.type for value in equation.results]
 
     def definition(self, definition: Definition) -> None:
-        """Write what the definition of an equation says."""
+        """Write the loops of a definition."""
         match definition:
             case Effect():
                 for check in definition.checks:
                     self.check(check)
                 for type_ in definition.types:
-                    self.b.note(type_)
+                    self.b.check_size(type_)
             case Pointwise():
                 self.pointwise(definition)
             case Cut():
@@ -95,12 +95,12 @@ class Kernels:
                 self.callback(definition)
 
     def targets(self) -> list[Stored]:
-        """The memory of the results."""
+        """Return the memory of the results."""
         places = [self.b.place(value) for value in self.equation.results]
         return [place for place in places if isinstance(place, Stored)]
 
     def registers(self, columns: Sequence[Sequence[Expr]]) -> None:
-        """Say what the elements of results in registers are."""
+        """Set the elements of results in registers."""
         for value, column in zip(self.equation.results, columns, strict=True):
             self.b.places[value] = Registers(value.type, tuple(column))
 
@@ -125,7 +125,7 @@ class Kernels:
         if is_short(check.shape):
             self.b.nest(check.shape, trap, independent=False)
             return
-        # First one fast pass asks whether any fails; only then is the first one sought.
+        # A fast pass reduces a flag. Only if it is set, the first failure is sought.
         failed = self.b.declare(e.const(False, dtypes.bool_), "failed")
 
         def accumulate(at: Index) -> None:
@@ -137,14 +137,14 @@ class Kernels:
             self.b.nest(check.shape, trap, independent=False)
         test = If(e.read(failed), search)
         if check.is_free:
-            self.b.waiting.append(test)
+            self.b.pending_tests.append(test)
         else:
             self.b.add(test)
 
     # --- pointwise ---
 
     def pointwise(self, kernel: Pointwise) -> None:
-        """All values at an index are computed before one of them is stored."""
+        """Write a nest that computes all values at an index before storing any."""
         if kernel.is_view and not is_small(self.types[0]):
             self.b.views[self.equation.results[0]] = kernel
             return
@@ -169,16 +169,17 @@ class Kernels:
         self.b.nest(shape, lambda at: self.elements(kernel, places, at))
 
     def _row_size(self, kernel: Pointwise, shape: Shape, axis: int) -> int | None:
-        """What the last index is divided by where elements are read, as those of rows
-        that are repeated: a loop over rows, and one within them, divide nothing. None:
-        it is not divided, or rows would be short, or not all of one size."""
+        """Return the size of repeated rows: the divisor of the last index in the
+        elements that are read. A loop over rows, and one inside a row, need no
+        division. None: nothing is divided, or rows would be short or of different
+        sizes."""
         n = shape[axis] if axis >= 0 else 1
         if not isinstance(n, int):
             return None
-        own, at = axes(axis + 1)[axis], axes(len(shape))
-        if not any(_is_divided(x, x.op, own) for x in nodes(*kernel.elements)):
+        last, at = axes(axis + 1)[axis], axes(len(shape))
+        if not any(_is_divided(x, x.op, last) for x in nodes(*kernel.elements)):
             return None
-        sizes = _divisors(self.b.at(kernel.elements, at), own)
+        sizes = _divisors(self.b.at(kernel.elements, at), last)
         return min((s for s in sizes if s >= LONG_ROW and n % s == 0), default=None)
 
     def _rows(
@@ -188,12 +189,12 @@ class Kernels:
         axis: int,
         size: int,
     ) -> None:
-        """The elements, in rows of this size along an axis."""
-        shape, own = self.types[0].shape, axes(axis + 1)[axis]
+        """Write the elements, in rows of this size along an axis."""
+        shape, last = self.types[0].shape, axes(axis + 1)[axis]
         length = shape[axis]
         assert isinstance(length, int)
         divided = {
-            op: [x for x in nodes(*kernel.elements) if _is_divided(x, op, own, size)]
+            op: [x for x in nodes(*kernel.elements) if _is_divided(x, op, last, size)]
             for op in ("div", "rem")
         }
 
@@ -201,42 +202,44 @@ class Kernels:
             row, column = at[axis : axis + 2]
             position = e.add(e.mul(row, e.index(size)), column)
             index = (*at[:axis], position, *at[axis + 2 :])
-            known = dict.fromkeys(divided["div"], row)
-            known |= dict.fromkeys(divided["rem"], column)
-            self.elements(kernel, places, index, known)
+            replacements = dict.fromkeys(divided["div"], row)
+            replacements |= dict.fromkeys(divided["rem"], column)
+            self.elements(kernel, places, index, replacements)
 
         rows = length // size, size
         self.b.nest((*shape[:axis], *rows, *shape[axis + 1 :]), element)
 
     def places(self) -> list[tuple[Stored, ...]]:
-        """Of each result the memory, and what else is to hold it."""
+        """Return for each result its memory, and further places that hold a copy."""
         results = self.equation.results
-        also = [self.b.also.pop(value, ()) for value in results]
-        return [(t, *more) for t, more in zip(self.targets(), also, strict=True)]
+        copies = [self.b.copies.pop(value, ()) for value in results]
+        return [(t, *more) for t, more in zip(self.targets(), copies, strict=True)]
 
     def elements(
         self,
         kernel: Pointwise,
         places: Sequence[Sequence[Stored]],
         at: Index,
-        known: Mapping[Expr, Expr] = MappingProxyType({}),
+        replacements: Mapping[Expr, Expr] = MappingProxyType({}),
     ) -> None:
         """Compute the elements at an index, and store them.
 
         Args:
-            known: What nodes of the elements are at this index.
+            replacements: Nodes of the elements, with their values at this index.
         """
-        written = [number for number, own in enumerate(places) if own]
-        values = self.b.at([kernel.elements[number] for number in written], at, known)
+        written = [number for number, targets in enumerate(places) if targets]
+        values = self.b.at(
+            [kernel.elements[number] for number in written], at, replacements
+        )
         places = [places[number] for number in written]
-        if len(values) > 1 or any(len(own) > 1 for own in places):
+        if len(values) > 1 or any(len(targets) > 1 for targets in places):
             values = [self.b.let(v) for v in values]
-        for own, value in zip(places, values, strict=True):
-            for place in own:
+        for targets, value in zip(places, values, strict=True):
+            for place in targets:
                 self.b.store(place, at, value)
 
     def cut(self, kernel: Cut) -> None:
-        """A nest for each piece, within loops over the axes before the cut."""
+        """Write a nest for each piece, inside loops over the axes before the cut."""
         places = self.places()
         shape = self.b.shape(self.types[0])
         boxes = list(self._boxes(kernel, tuple([(e.index(0), n) for n in shape])))
@@ -244,32 +247,33 @@ class Kernels:
         def write(piece: Pointwise, at: Index) -> None:
             self.elements(piece, self._unwritten(piece, places), at)
 
-        left = [box for box in boxes if any(self._unwritten(box[0], places))]
-        self._pieces(left, (), write)
+        remaining = [box for box in boxes if any(self._unwritten(box[0], places))]
+        self._pieces(remaining, (), write)
 
     def _unwritten(
         self, piece: Pointwise, places: Sequence[Sequence[Stored]]
     ) -> list[Sequence[Stored]]:
-        """The places to which a piece is to be written: not where it has been made."""
+        """Return the places to which a piece must be written: those in which the memory
+        plan has not already computed it."""
         plan, equation = self.b.plan, self.equation
         return [
-            own[1:] if plan.is_made_there(equation, piece, number) else own
-            for number, own in enumerate(places)
+            targets[1:] if plan.is_made_there(equation, piece, number) else targets
+            for number, targets in enumerate(places)
         ]
 
     def _boxes(
         self, kernel: Pointwise | Cut, ranges: tuple[_Range, ...]
     ) -> Iterator[_Box]:
-        """The pieces within these ranges, in order."""
+        """Yield the pieces inside these ranges, in order."""
         if isinstance(kernel, Pointwise):
             yield kernel, ranges
             return
         low, high = ranges[kernel.axis]
         [at] = self.b.at([kernel.at])
         at = self.b.let(e.binary("min", e.binary("max", at, low), high))
-        for piece, own in ((kernel.below, (low, at)), (kernel.above, (at, high))):
-            within = (*ranges[: kernel.axis], own, *ranges[kernel.axis + 1 :])
-            yield from self._boxes(piece, within)
+        for piece, part in ((kernel.below, (low, at)), (kernel.above, (at, high))):
+            inner = (*ranges[: kernel.axis], part, *ranges[kernel.axis + 1 :])
+            yield from self._boxes(piece, inner)
 
     def _pieces(
         self,
@@ -277,7 +281,7 @@ class Kernels:
         outer: Index,
         write: Callable[[Pointwise, Index], None],
     ) -> None:
-        """Loops over the axes that are left, common to boxes of one range."""
+        """Write loops over the remaining axes, shared by boxes of one range."""
         for _, group in groupby(boxes, lambda box: id(box[1][len(outer)])):
             self._common_loops(list(group), outer, write)
 
@@ -288,21 +292,23 @@ class Kernels:
         write: Callable[[Pointwise, Index], None],
     ) -> None:
         kernel, ranges = boxes[0]
-        own = ranges[len(outer) :]
-        own = own if len(boxes) == 1 else own[:1]
+        remaining = ranges[len(outer) :]
+        remaining = remaining if len(boxes) == 1 else remaining[:1]
 
         def body(at: Index) -> None:
-            position = [e.add(i, low) for i, (low, _) in zip(at, own, strict=True)]
+            position = [
+                e.add(i, low) for i, (low, _) in zip(at, remaining, strict=True)
+            ]
             inner = (*outer, *position)
             if len(inner) == len(ranges):
                 write(kernel, inner)
             else:
                 self._pieces(boxes, inner, write)
 
-        self.b.nest([_extent(one) for one in own], body)
+        self.b.nest([_extent(pair) for pair in remaining], body)
 
     def _is_copy(self, element: Expr) -> bool:
-        """Whether an element is that of another value of the same shape."""
+        """Return whether an element is that of another value of the same shape."""
         [type_] = self.types
         at = axes(type_.ndim)
         return (
@@ -333,7 +339,7 @@ class Kernels:
         self.b.nest(self.types[0].shape, row)
 
     def _reduce(self, kernel: Reduction, at: Index) -> list[Expr]:
-        """The results for one output index: a loop over the kernel's space."""
+        """Write a loop over the kernel's space. Return the results at one index."""
         init = self.b.at(kernel.init, at)
         accumulators = [self.b.declare(x, "acc") for x in init]
 
@@ -342,8 +348,8 @@ class Kernels:
             if isinstance(kernel.combine, str):
                 self.b.add(Accumulate(accumulators[0], kernel.combine, values[0]))
                 return
-            given = [*map(e.read, accumulators), *map(self.b.let, values)]
-            after = list(map(self.b.let, self.b.call(kernel.combine, given)))
+            arguments = [*map(e.read, accumulators), *map(self.b.let, values)]
+            after = list(map(self.b.let, self.b.call(kernel.combine, arguments)))
             for var, value in zip(accumulators, after, strict=True):
                 self.b.assign(var, value)
 
@@ -352,7 +358,7 @@ class Kernels:
         return [self.b.call(finish, totals, at)[0] for finish in kernel.finish]
 
     def _reduces_rows(self, kernel: Reduction, type_: TensorType, axis: int) -> bool:
-        """Whether memory runs along `axis` of the result, not along the space."""
+        """Return whether memory runs along `axis` of the result, not the space."""
         if not isinstance(kernel.combine, str) or axis < 0 or not kernel.space:
             return False
         at = axes(type_.ndim + len(kernel.space))
@@ -363,7 +369,7 @@ class Kernels:
             if at_load:
                 last = _last_position(node.attr, at_load)
                 if all(x is not i for x in nodes(*at_load)):
-                    shared |= _runs_along(last, r)  # one element for the whole row
+                    shared |= _runs_along(last, r)  # one element for a whole row
                 else:
                     along_result |= _runs_along(last, i)
                     along_space |= _runs_along(last, r)
@@ -413,8 +419,8 @@ class Kernels:
     # --- prefixes, scatters, libraries ---
 
     def prefix(self, kernel: Prefix) -> None:
-        """Element by element along the axis; or row by row, as vectors, with the totals
-        of a row in memory."""
+        """Write a scan along the axis: by element, or by row, as vectors, with the
+        totals of a row in memory."""
         [type_] = self.types
         axis = kernel.axis
         before, after = type_.shape[:axis], type_.shape[axis + 1 :]
@@ -426,7 +432,7 @@ class Kernels:
         self.b.nest(before, partial(self._all_lines, kernel, row))
 
     def _line(self, kernel: Prefix, at: Index) -> None:
-        """The prefixes along one line; `at` has no index along the axis."""
+        """Write the scan of one line; `at` has no index along the axis."""
         axis, [target] = kernel.axis, self.targets()
         total = self.b.declare(self.b.at([kernel.init])[0], "acc")
 
@@ -440,7 +446,7 @@ class Kernels:
         self.b.nest((self.types[0].shape[axis],), step, independent=False)
 
     def _all_lines(self, kernel: Prefix, row: Stored, before: Index) -> None:
-        """The prefixes of all lines that differ in the axes after the axis."""
+        """Write the scans of all lines that differ in the axes after the axis."""
         b, after, [target] = self.b, row.type.shape, self.targets()
         b.nest(after, lambda j: b.store(row, j, b.at([kernel.init])[0]))
 
@@ -459,15 +465,16 @@ class Kernels:
         b.nest((self.types[0].shape[kernel.axis],), step, independent=False)
 
     def _step_of(self, kernel: Prefix, step: Expr) -> Expr:
-        """The index along the axis of a step."""
+        """Return the index along the axis in a step."""
         if not kernel.reverse:
             return step
         n = self.b.extent(self.types[0].shape[kernel.axis])
         return e.sub(e.sub(n, e.index(1)), step)
 
     def compact(self, kernel: Compact) -> None:
-        """Each position is stored where the next one goes, and stays if it is kept: the
-        only branch, whether there is room, goes the same way almost always."""
+        """Store each index at the next free position, which advances only if the index
+        is kept. The only branch, whether there is room, is almost always taken, and so
+        predicted well."""
         b, [target] = self.b, self.targets()
         [size] = self.types[0].shape
         count = b.declare(e.index(0), "count")
@@ -491,14 +498,14 @@ class Kernels:
         b.for_(rest, e.sub(room, filled), body, True)
 
     def scatter(self, kernel: Scatter) -> None:
-        """Into a copy of the base, unless the result is in its memory."""
+        """Write the updates into the base's memory, or into a copy of the base."""
         [base], [type_] = as_values([kernel.base]), self.types
         if not is_small(type_):
             [target] = self.targets()
             self.b.fill(base, target)
             self._write_updates(kernel, target, self._window(kernel))
             return
-        # Through memory, which LLVM turns into registers where positions are known.
+        # LLVM turns this memory into registers if the positions are constant.
         target = Stored(type_, self.b.temporary(type_))
         self.b.fill(base, target)
         self._write_updates(kernel, target, len(kernel.space))
@@ -506,7 +513,7 @@ class Kernels:
         self.registers([elements])
 
     def _write_updates(self, kernel: Scatter, target: Stored, window: int) -> None:
-        """Write the updates, in order but for those of the axes from `window` on."""
+        """Write the updates in order, except along the axes from `window` on."""
         b, space, keep = self.b, kernel.space, kernel.keep
 
         def write(u: Index) -> None:
@@ -533,8 +540,8 @@ class Kernels:
             b.nest(space, write)
 
     def _window(self, kernel: Scatter) -> int:
-        """The first of the last axes of the space whose updates go to different
-        positions: each moves one coordinate by steps of one."""
+        """Return the first of the last axes of the space whose updates go to different
+        positions: each axis moves one coordinate by steps of one."""
         u = axes(len(kernel.space))
         position = self.b.at(kernel.position, u)
         if kernel.keep is None:
@@ -550,7 +557,7 @@ class Kernels:
                 moved = [p for p in position if any(n is var for n in nodes(p))]
                 if len(moved) != 1 or not _is_shift(moved[0], var):
                     break
-                position.remove(moved[0])  # no other axis is to move it
+                position.remove(moved[0])  # no other axis may move it
             window -= 1
         return window
 
@@ -566,23 +573,23 @@ class Kernels:
         copied, matrices = sources, dict[Value, tuple[Ref, bool] | None]()
         if kernel.takes_transposed:
             probe = axes(kernel.batch)
-            found = [self.matrix_at(value, probe) for value in sources]
-            turned = ["t" if m and m[1] else "n" for m in found]
-            routine += f"_{''.join(turned)}" if "t" in turned else ""
-            copied = [v for v, m in zip(sources, found, strict=True) if m is None]
+            located = [self.matrix_at(value, probe) for value in sources]
+            modes = ["t" if m and m[1] else "n" for m in located]
+            routine += f"_{''.join(modes)}" if "t" in modes else ""
+            copied = [v for v, m in zip(sources, located, strict=True) if m is None]
             if not kernel.batch:
-                matrices = dict(zip(sources, found, strict=True))
-        made = {value: self.dense(value) for value in copied}
+                matrices = dict(zip(sources, located, strict=True))
+        copies = {value: self.dense(value) for value in copied}
         scratch = [self.b.temporary(t, "work") for t in kernel.workspace]
         site = self.b.site("library", self.node) if kernel.can_fail else None
         scalars = self.b.at(kernel.scalars)
 
         def source(value: Value, at: Index) -> Ref:
-            if value in made:
-                return self.ref(made[value], at)
-            found = matrices.get(value) or self.matrix_at(value, at)
-            assert found is not None
-            return found[0]
+            if value in copies:
+                return self.ref(copies[value], at)
+            located = matrices.get(value) or self.matrix_at(value, at)
+            assert located is not None
+            return located[0]
 
         def call(at: Index) -> None:
             refs = [source(value, at) for value in sources]
@@ -601,17 +608,17 @@ class Kernels:
         )
 
     def invoke(self, function: Program, operands: Sequence[Value]) -> None:
-        """The nodes of the function have numbers from 0 on; in the whole graph they
-        come after the one that calls it."""
+        """Write the call of a function. Its nodes are numbered from 0; in the whole
+        graph they come after the node that calls it."""
         count = len(function.symbols)
-        given = [self.b.scalar(value) for value in operands[:count]]
-        with self.b.symbols_as(dict(zip(function.symbols, given, strict=True))):
-            for known in function.types:
-                self.b.note(known.type)
-            sizes = (*given, *(self.b.extent(n.size) for n in function.derived))
+        symbol_values = [self.b.scalar(value) for value in operands[:count]]
+        with self.b.symbols_as(dict(zip(function.symbols, symbol_values, strict=True))):
+            for sized in function.types:
+                self.b.check_size(sized.type)
+            sizes = (*symbol_values, *(self.b.extent(n.size) for n in function.derived))
         places, results = list(map(self.dense, operands[count:])), self.targets()
         for result, buffer in zip(results, function.outputs, strict=True):
-            if buffer in function.inputs:  # it is changed there, or in a copy
+            if buffer in function.inputs:  # updated in place, or in a copy
                 k = function.inputs.index(buffer)
                 self.b.fill(places[k], result)
                 places[k] = result
@@ -622,8 +629,8 @@ class Kernels:
         self.b.add(Invoke(function, sizes, *refs, first))
 
     def matrix_at(self, value: Value, at: Index) -> tuple[Ref, bool] | None:
-        """The dense sub-array that the matrix `value[at]` is, and whether it is so
-        transposed; None: there is none."""
+        """Return the dense sub-array that the matrix `value[at]` is, and whether it is
+        transposed there; None if it is no such sub-array."""
         i, j = (e.read(Var(name, dtypes.int64)) for name in "ij")
         pairs = list(zip((i, j), value.type.shape[-2:], strict=True))
         rows = [(p, n) for p, n in pairs if not self.b.is_one(n)]
@@ -633,15 +640,15 @@ class Kernels:
             return None
         if e.condition_of(element) is not None:
             return None
-        own = [(p, self.b.extent(n)) for p, n in rows]
-        found = merged_axes(element.args, element.attr.shape)
-        rest = found[len(found) - len(own) :]
-        before = [x.position for x in found[: len(found) - len(own)]]
-        if len(rest) < len(own) or any(n is i or n is j for n in nodes(*before)):
+        variables = [(p, self.b.extent(n)) for p, n in rows]
+        merged = merged_axes(element.args, element.attr.shape)
+        rest = merged[len(merged) - len(variables) :]
+        before = [x.position for x in merged[: len(merged) - len(variables)]]
+        if len(rest) < len(variables) or any(n is i or n is j for n in nodes(*before)):
             return None
         if not rest:
             return Ref(element.attr, element.args), False
-        for order in (own, own[::-1]):
+        for order in (variables, variables[::-1]):
             (x, _, axis), (p, n) = rest[0], order[0]
             both = zip(rest, order, strict=True)
             whole = [y is q and same(extent, m) for (y, extent, _), (q, m) in both]
@@ -649,19 +656,19 @@ class Kernels:
                 continue
             prefix, first = element.args[:axis], _first(x, p)
             if whole[0]:
-                return Ref(element.attr, prefix), order is not own
+                return Ref(element.attr, prefix), order is not variables
             if first is None or any(m is i or m is j for m in nodes(first)):
                 continue
             if element.args[axis] is x:
-                return Ref(element.attr, (*prefix, first), n), order is not own
+                return Ref(element.attr, (*prefix, first), n), order is not variables
         return None
 
     def ref(self, place: Stored, at: Index = ()) -> Ref:
-        """What is at an index of leading axes of a value in memory without gaps."""
+        """Return the sub-array at an index of leading axes of a dense value."""
         return place.sub_array(self.b.extent((*place.type.shape, 1)[0]), at)
 
     def dense(self, value: Value) -> Stored:
-        """The value in memory, as a dense sub-array of a buffer."""
+        """Return the value as a dense sub-array of a buffer, copied if necessary."""
         if value not in self.b.views and self.b.is_dense(value):
             place = self.b.place(value)
             assert isinstance(place, Stored)
@@ -675,17 +682,17 @@ class Kernels:
         return copy
 
 
-def _extent(own: _Range) -> Size | Expr:
-    """How many indices a range has."""
-    low, high = own
+def _extent(bounds: _Range) -> Size | Expr:
+    """Return how many indices a range has."""
+    low, high = bounds
     extent = e.sub(high, low)
     return int(extent.attr) if extent.is_const else extent
 
 
 def _divisors(roots: Sequence[Expr], axis: Expr) -> set[int]:
-    """What an axis is divided by in expressions, but for where the axes of a dense
-    array have one position together."""
-    found: set[int] = set()
+    """Return the divisors of an axis in expressions. Axes of a dense array that have
+    one position together count as not divided."""
+    divisors: set[int] = set()
     seen: set[Expr] = set()
     pending = list(roots)
     while pending:
@@ -694,7 +701,7 @@ def _divisors(roots: Sequence[Expr], axis: Expr) -> set[int]:
             continue
         seen.add(node)
         if _is_divided(node, node.op, axis):
-            found.add(node.args[1].attr)
+            divisors.add(node.args[1].attr)
         if node.op == "load" and node.attr.strides is None:
             at = merged_axes(e.index_of(node), node.attr.shape)
             pending += [x.position for x in at]
@@ -702,11 +709,11 @@ def _divisors(roots: Sequence[Expr], axis: Expr) -> set[int]:
             pending += [] if condition is None else [condition]
         else:
             pending += node.args
-    return found
+    return divisors
 
 
 def _is_divided(node: Expr, op: str, axis: Expr, size: int | None = None) -> bool:
-    """Whether a node is an axis divided by a constant, or what is left of it."""
+    """Return whether a node is the quotient or remainder of an axis by a constant."""
     if node.op != op or op not in ("div", "rem") or node.args[0] is not axis:
         return False
     if not node.args[1].is_const:
@@ -715,7 +722,7 @@ def _is_divided(node: Expr, op: str, axis: Expr, size: int | None = None) -> boo
 
 
 def _last_position(buffer: Buffer, at: Index) -> Expr:
-    """The position along the last axis of memory."""
+    """Return the position along the last axis of memory."""
     extent = buffer.shape[len(at) - 1]
     is_plain = at[-1].op == "var" and not (extent.is_const and extent.attr == 1)
     if is_plain or buffer.strides is not None:
@@ -725,8 +732,8 @@ def _last_position(buffer: Buffer, at: Index) -> Expr:
 
 
 def _runs_along(position: Expr, var: Expr) -> bool:
-    """Whether a position moves with a variable, by less than a row of its own: `var` in
-    `i * 1000 + var`, and not `i`."""
+    """Return whether a position moves with a variable by less than a row: `i * 1000 +
+    var` runs along `var`, and not along `i`."""
     if position is var:
         return True
     if position.op == "mul":
@@ -737,13 +744,12 @@ def _runs_along(position: Expr, var: Expr) -> bool:
 
 
 def _is_shift(position: Expr, var: Expr) -> bool:
-    """Whether `position` is `var` plus what does not depend on it."""
+    """Return whether `position` is `var` plus a term that does not depend on it."""
     return _first(position, var) is not None
 
 
 def _first(position: Expr, var: Expr) -> Expr | None:
-    """What `position` is where `var` is 0, if it is `var` plus what does not depend on
-    it."""
+    """Return `position` where `var` is 0 if it is `var` plus an independent term."""
     if position is var:
         return e.index(0)
     if position.op != "add":
@@ -757,6 +763,6 @@ def _first(position: Expr, var: Expr) -> Expr | None:
 
 
 def _last_axis(type_: TensorType) -> int:
-    """The last axis of more than one element, or -1."""
+    """Return the last axis of more than one element, or -1."""
     axes = [a for a, n in enumerate(type_.shape) if not is_one(n)]
     return axes[-1] if axes else -1

@@ -1,4 +1,4 @@
-r"""A kernel program whose memory is planned becomes loops.
+r"""Lowers a kernel program with a memory plan to loops.
 
     program f(x: f64[8]):                      program f():
         v1: f64[8] = for t0 < 3, \                 buffer in0: f64[8] in input
@@ -11,9 +11,9 @@ r"""A kernel program whose memory is planned becomes loops.
         m0: f64[8] input: x                        copy out0 <- carry1
         m1: f64[8]: c2, v3, v1
 
-Each definition becomes a loop over the index of its result, branches and loops become
-those of the text, and the next values of carries are moved to where a step reads them.
-All decisions were made before: this pass writes what the plan says.
+Each definition becomes a loop nest over the indices of its result, branches and loops
+become statements, and the next values of carries are moved to where a step reads them.
+All decisions were made before: this pass follows the memory plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ from hopflow.symbolic.size import Symbol, free_symbols
 
 @dataclass(frozen=True, slots=True)
 class _Ticks:
-    """Tells Python how far a loop is."""
+    """Writes the statements that report the progress of a loop to Python."""
 
     b: Builder
     site: int
@@ -79,11 +79,11 @@ def loops(
     functions: Mapping[KernelProgram, Program],
     layouts: Layouts = (),
 ) -> Program:
-    """The loops of a program whose memory is planned.
+    """Return the loops of a program whose memory is planned.
 
     Args:
-        functions: What has been made of the programs that it calls.
-        layouts: Those of the inputs that are no sizes; dense if it is empty.
+        functions: The lowered functions that the program calls.
+        layouts: The layouts of the inputs that are not sizes; dense if it is empty.
     """
     builder = Builder(plan.program.name, target, plan)
     return _Writer(builder, plan, functions).program(plan.program, layouts)
@@ -92,7 +92,7 @@ def loops(
 class _Writer:
     """Writes the statements of a program.
 
-    functions   what has been made of the programs that it calls
+    functions   the lowered functions that it calls
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class _Writer:
     # --- the program ---
 
     def program(self, program: KernelProgram, layouts: Layouts) -> Program:
-        """The whole program; `layouts` are those of the inputs that are no sizes."""
+        """Write a program; `layouts` are those of the inputs that are not sizes."""
         b = self.b
         b.program.functions += [self.functions[f] for f in program.functions]
         self.inputs(program, layouts)
@@ -117,7 +117,7 @@ class _Writer:
         return b.program
 
     def inputs(self, program: KernelProgram, layouts: Layouts) -> None:
-        """The sizes and the inputs of a program."""
+        """Declare the sizes and the inputs of a program."""
         b, parameters = self.b, program.block.parameters
         sizes = parameters[: len(program.symbols)]
         for symbol, value in zip(program.symbols, sizes, strict=True):
@@ -145,18 +145,18 @@ class _Writer:
                 b.places[value] = Registers(value.type, tuple(elements))
 
     def strides(self, buffer: Buffer, layout: Layout) -> tuple[Expr, ...] | None:
-        """Strides that a call gives."""
+        """Return the strides of an input, which are sizes that the call passes."""
         if layout == "dense":
             return None
-        found: list[Expr] = []
+        strides: list[Expr] = []
         for axis in range(given_strides(layout, len(buffer.shape))):
             stride = Var(f"{buffer.name}_stride{axis}", dtypes.int64)
             self.b.program.sizes.append(stride)
-            found.append(e.read(stride))
-        return (*found, e.index(1)) if layout == "rows" else tuple(found)
+            strides.append(e.read(stride))
+        return (*strides, e.index(1)) if layout == "rows" else tuple(strides)
 
     def outputs(self, program: KernelProgram) -> None:
-        """The memory of the results: an input's, or the caller's."""
+        """Declare the memory of the results: that of an input, or the caller's."""
         b, first = self.b, len(program.symbols)
         for number, value in enumerate(program.block.results):
             if number in self.plan.updated:
@@ -172,25 +172,25 @@ class _Writer:
             )
 
     def result(self, number: int, value: Value) -> None:
-        """Write a result of the program, unless it was made where it is to be."""
+        """Write a result of the program, unless it was computed in its memory."""
         place, outputs = self.b.place(value), self.b.program.outputs
         if number in self.plan.updated:
             return
         if len(outputs[number].shape) != value.type.ndim:
-            outputs[number] = self.made_output(place, outputs[number], value)
+            outputs[number] = self.allocated_output(place, outputs[number], value)
         self.b.fill(value, Stored(value.type, outputs[number]))
 
-    def made_output(self, place: object, fresh: Buffer, value: Value) -> Buffer:
-        """The memory of an output whose size only the run knows: where the value is, if
-        the program made that for it alone."""
+    def allocated_output(self, place: object, fresh: Buffer, value: Value) -> Buffer:
+        """Return the memory of an output whose size is only known at runtime: that of
+        the value, if the program allocated it for this value alone."""
         b = self.b
-        made = allocated(b.program.body)
-        if isinstance(place, Stored) and place.is_whole and place.buffer in made:
-            own = place.buffer
-            if own.space == "arena":
-                b.program.arena.remove(own)
-                own.space, own.name = "output", fresh.name
-                return own
+        buffers = allocated(b.program.body)
+        if isinstance(place, Stored) and place.is_whole and place.buffer in buffers:
+            buffer = place.buffer
+            if buffer.space == "arena":
+                b.program.arena.remove(buffer)
+                buffer.space, buffer.name = "output", fresh.name
+                return buffer
         fresh.shape = b.shape(value.type)
         b.add(Allocate(fresh))
         return fresh
@@ -198,16 +198,16 @@ class _Writer:
     # --- equations ---
 
     def equations(self, block: Block) -> None:
-        """Write what the equations of a block compute. Flags of free checks are tested
-        after all of them: loops that gather several are merged."""
+        """Write the equations of a block. The flags of adjacent free checks are tested
+        after all of them, so that their loops can be merged."""
         for equation in block.equations:
-            own = equation.definition
-            if not (isinstance(own, Effect) and own.is_free):
+            definition = equation.definition
+            if not (isinstance(definition, Effect) and definition.is_free):
                 self.b.test_flags()
             before, self.b.node = self.b.node, equation.node.meta.get("number", 0)
             self.equation(equation)
             for value in equation.results:
-                self.b.note(value.type)
+                self.b.check_size(value.type)
             if equation.symbol is not None:
                 self.b.define(equation.symbol, self.b.scalar(equation.results[0]))
             self.b.node = before
@@ -229,10 +229,10 @@ class _Writer:
     # --- branches ---
 
     def branch(self, equation: Equation, branch: Branch) -> None:
-        """One list of statements a branch; their results meet in common places.
+        """Write a list of statements for each branch, with results in common places.
 
-        A size that is another in each branch is a variable, which each sets before it
-        makes memory for the result.
+        A size that differs between branches is a variable, which each branch sets
+        before it allocates the result.
         """
         b, results = self.b, equation.results
         selector = b.scalar(branch.selector)
@@ -250,7 +250,7 @@ class _Writer:
                 for value, result, target in zip(
                     block.results, results, targets, strict=True
                 ):
-                    self.meet(value, result, target, sizes)
+                    self.write_to_common(value, result, target, sizes)
             bodies.append(body)
         b.add(_choose(selector, bodies))
         for symbol, size in sizes.items():
@@ -265,7 +265,7 @@ class _Writer:
     def common_place(
         self, value: Value, sizes: Mapping[Symbol, Var]
     ) -> Stored | list[Var]:
-        """Where the results of all branches come to be."""
+        """Return the place of a result of all branches."""
         if is_small(value.type):
             zero = e.const(0, value.dtype)
             return [self.b.declare(zero, "r") for _ in indices_of(value.type)]
@@ -276,23 +276,23 @@ class _Writer:
             self.b.buffers[allocation] = buffer
         return self.b.memory(allocation)
 
-    def meet(
+    def write_to_common(
         self,
         value: Value,
         result: Value,
         target: Stored | list[Var],
         sizes: Mapping[Symbol, Var],
     ) -> None:
-        """At the end of a branch, put a result where it is to be."""
+        """At the end of a branch, write a result to its common place."""
         b = self.b
         if isinstance(target, list):
             for var, x in zip(target, b.elements_of(value, result.type), strict=True):
                 b.assign(var, x)
             return
-        own = {plain_symbol(n): k for k, n in enumerate(target.type.shape)}
-        made = {s: k for s, k in own.items() if s is not None and s in sizes}
-        if made or not sizes.keys().isdisjoint(free_symbols(*target.type.shape)):
-            for symbol, axis in made.items():
+        axes_of = {plain_symbol(n): k for k, n in enumerate(target.type.shape)}
+        sized = {s: k for s, k in axes_of.items() if s is not None and s in sizes}
+        if sized or not sizes.keys().isdisjoint(free_symbols(*target.type.shape)):
+            for symbol, axis in sized.items():
                 b.assign(sizes[symbol], b.extent(value.shape[axis]))
             b.add(Allocate(target.buffer))
         b.fill(value, target)
@@ -300,14 +300,14 @@ class _Writer:
     # --- loops ---
 
     def ticks(self, node: Node, total: Expr) -> _Ticks:
-        """How a loop tells of its steps."""
+        """Write the first report of a loop, and return the writer of the others."""
         site = self.b.site("progress", node.meta.get("number", 0))
         ticks = _Ticks(self.b, site, total, is_outermost=not self.b.depth)
         ticks.step(e.index(0))
         return ticks
 
     def steps(self, loop: While) -> Expr:
-        """The number of steps, if it is known before the first; else -1."""
+        """Return the trip count if it is known before the first step, else -1."""
         if loop.bounds is None:
             return e.index(-1)
         first, last = (e.cast(self.b.scalar(v), dtypes.int64) for v in loop.bounds)
@@ -375,7 +375,7 @@ class _Writer:
         loop: Loop | While,
         carried: Sequence[carries.Carry],
     ) -> None:
-        """One step of a loop: its equations, its rows, and what it carries on."""
+        """Write a step of a loop: its equations, its rows and its next carries."""
         b, body, count = self.b, loop.body, len(loop.carry)
         rows = [
             (row, self.row(stack, b.rows[equation]))
@@ -384,29 +384,29 @@ class _Writer:
             )
         ]
         computed = {value for inner in body.equations for value in inner.results}
-        waiting: set[Value] = set()  # to be written to the stack as they are computed
+        copied: set[Value] = set()  # rows written to the stack as they are computed
         for row, target in rows:
-            own = self.plan.of(row)
-            if own is not None and own.row_of is None and row in computed:
-                b.also.setdefault(row, []).append(target)
-                waiting.add(row)
+            allocation = self.plan.of(row)
+            if allocation is not None and allocation.row_of is None and row in computed:
+                b.copies.setdefault(row, []).append(target)
+                copied.add(row)
         self.equations(body)
         for row, target in rows:
-            if row not in waiting or row in b.also:
+            if row not in copied or row in b.copies:
                 b.fill(row, target)
-        for row in waiting:
-            b.also.pop(row, None)
+        for row in copied:
+            b.copies.pop(row, None)
         carries.update(b, carried, body.results)
 
     def row(self, stack: Value, at: Expr) -> Stored:
-        """The row that a step adds to a stack."""
+        """Return the row that a step adds to a stack."""
         allocation = self.plan.of(stack)
         assert allocation is not None
         return self.b.memory(allocation, stack.type).row(at)
 
 
 def _choose(selector: Expr, bodies: Sequence[list[Stmt]]) -> Stmt:
-    """A chain of branches on a bool or an integer."""
+    """Return a chain of branches on a bool or an integer."""
     if selector.dtype.kind == "b":
         return If(selector, bodies[1], bodies[0])
     statement: Stmt | None = None

@@ -1,15 +1,15 @@
-"""Neighbouring loops over one space become one.
+"""Loop fusion: adjacent loops over one space become one.
 
     for i0 in 0..8 independent:          for i0 in 0..8 independent:
         b0[i0] = x[i0] * 2.0                 b0[i0] = x[i0] * 2.0
     for i1 in 0..8 independent:    ->        out0[i0] = b0[i0] + 1.0
         out0[i1] = b0[i1] + 1.0
 
-Two independent loops are merged when each iteration of the second needs of the first at
-most what the same iteration made: all accesses to a buffer that either writes and the
-other touches have the loop's own index at one common axis. A merged loop reads what was
-just written from cache or registers, and costs the code generator one loop less. A loop
-that computes a number for each row joins a loop over the rows, and is no vector then.
+Two independent loops are merged if each iteration of the second one depends on at most
+the same iteration of the first: all accesses to a buffer that one loop writes and the
+other accesses use the loop's own index at one common axis. A merged loop reads recent
+results from cache or registers, and the code generator has one loop less. A loop that
+computes a number for each row joins a loop over the rows, and then is not vectorised.
 """
 
 from functools import partial
@@ -33,43 +33,43 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.walk import bodies, replace, same
 
 LARGEST: Final = 600
-"""Instructions in a merged iteration. LLVM's time grows faster than the body, and the
-caches gain nothing from more."""
+"""Instructions in a merged iteration, at most. LLVM's time grows faster than the body,
+and the caches gain nothing from more."""
 OF_A_ROW: Final = 64
 """Instructions that may be computed for each row, and not as vectors of rows."""
 LONG_ROW: Final = 64
-"""The elements of a row beside which those are few."""
+"""Elements of a row beside which those instructions take little time."""
 _CROSSED: Final = (Let, Declare, Allocate)
-"""What may stand between two loops, and then goes before both."""
+"""Statements that may stand between two loops, and move before both."""
 
 
 _Names: TypeAlias = dict[Var, Expr]
-"""By the variable of a loop that was merged, that of the loop that it is in."""
+"""Maps the variable of a loop that was merged to that of the merged loop."""
 
 
 def merge(program: Program, _target: Target) -> None:
     """Merge loops of a program, in place."""
-    known = Summaries()
-    names: dict[Stmt, _Names] = {}  # for a statement, and what is in it
+    summaries = Summaries()
+    names: dict[Stmt, _Names] = {}  # for a statement and its bodies
     pending: list[tuple[list[Stmt], _Names]] = [(program.body, {})]
     while pending:
-        one, around = pending.pop()
+        body, outer = pending.pop()
         merged: list[Stmt] = []
-        for statement in one:
-            own = names.get(statement, around)
-            if own is not around and around:
-                own = around | own
-            names[statement] = own
-            if own:
-                replace(statement, partial(_renamed, own))
+        for statement in body:
+            renames = names.get(statement, outer)
+            if renames is not outer and outer:
+                renames = outer | renames
+            names[statement] = renames
+            if renames:
+                replace(statement, partial(_renamed, renames))
             if not isinstance(statement, For) or not _absorb(
-                merged, statement, known, names
+                merged, statement, summaries, names
             ):
                 merged.append(statement)
-        one[:] = merged
+        body[:] = merged
         for statement in merged:
-            own = names.pop(statement)
-            pending += [(inner, own) for inner in bodies(statement)]
+            renames = names.pop(statement)
+            pending += [(inner, renames) for inner in bodies(statement)]
 
 
 def _renamed(names: _Names, node: Expr) -> Expr | None:
@@ -79,16 +79,17 @@ def _renamed(names: _Names, node: Expr) -> Expr | None:
 def _absorb(
     before: list[Stmt],
     second: For,
-    known: Summaries,
+    summaries: Summaries,
     names: dict[Stmt, _Names],
 ) -> bool:
-    """Merge `second` into the last loop of `before`, if it can be.
+    """Merge `second` into the last loop of `before`, if possible.
 
-    What stands between goes before the merged loop, or after it if it needs the first.
+    Statements between them go before the merged loop, or after it if they depend on the
+    first one.
 
     Args:
-        known: What loops do.
-        names: By statement, the variables that are to be replaced in it.
+        summaries: The summaries of loops.
+        names: By statement, the variables to be replaced in it.
     """
     at = len(before) - 1
     while at >= 0 and isinstance(before[at], _CROSSED) and not _is_again(before[at]):
@@ -101,17 +102,17 @@ def _absorb(
         and same(first.extent, second.extent)
     ):
         return False
-    ours, theirs = known.of(first), known.of(second)
-    if ours.size + theirs.size > LARGEST or not _are_independent(ours, theirs):
+    summary, other = summaries.of(first), summaries.of(second)
+    if summary.size + other.size > LARGEST or not _are_independent(summary, other):
         return False
-    binding = _binding(first, ours, second, theirs)
+    binding = _binding(first, summary, second, other)
     if binding is None:
         return False
-    changed = ours.changed
+    changed = summary.changed
     earlier: list[Stmt] = []
     later: list[Stmt] = []
     for statement in before[at + 1 :]:
-        if not reads(statement, changed, ours.stored):
+        if not reads(statement, changed, summary.stored):
             earlier.append(statement)
             continue
         if not isinstance(statement, Let | Declare):
@@ -119,14 +120,14 @@ def _absorb(
         later.append(statement)
         changed.add(statement.var)
     moved = {s.var for s in later if isinstance(s, Let | Declare)}
-    if changed & theirs.read or moved & theirs.changed:
+    if changed & other.read or moved & other.changed:
         return False
     loop = For(first.var, first.extent, first.body + second.body, True, binding)
-    ours.join(theirs)
-    known.set(loop, ours)
+    summary.join(other)
+    summaries.set(loop, summary)
     names[loop] = names.pop(first)
-    own = names.pop(second) | {second.var: e.read(first.var)}
-    names.update(dict.fromkeys(second.body, own))
+    renames = names.pop(second) | {second.var: e.read(first.var)}
+    names.update(dict.fromkeys(second.body, renames))
     before[at:] = [*earlier, loop, *later]
     return True
 
@@ -136,42 +137,46 @@ def _is_again(s: Stmt) -> bool:
 
 
 def _are_independent(first: Summary, second: Summary) -> bool:
-    """Whether each iteration of a loop needs of the other one at most the same one."""
+    """Return whether an iteration needs at most the same one of the other loop."""
     if first.is_ordered or second.is_ordered or first.changed & second.changed:
         return False
     shared = (first.stored & second.touched) | (second.stored & first.touched)
     return all(first.axes[b] & second.axes[b] for b in shared)
 
 
-def _binding(first: For, ours: Summary, second: For, theirs: Summary) -> Binding | None:
-    """The binding of both loops in one; None: there is none for both."""
+def _binding(
+    first: For, summary: Summary, second: For, other: Summary
+) -> Binding | None:
+    """Return the binding of the merged loop; None: no binding suits both."""
     kinds = first.binding.kind, second.binding.kind
     if kinds == ("vector", "vector"):
-        return _vector(first, ours, second, theirs)
+        return _vector(first, summary, second, other)
     if kinds[0] == kinds[1]:
         return first.binding
     if "vector" not in kinds or SERIAL.kind not in kinds:
         return None
-    rows, numbers, size = first, second, theirs.size
+    rows, numbers, size = first, second, other.size
     if kinds[0] == "vector":
-        rows, numbers, size = second, first, ours.size
+        rows, numbers, size = second, first, summary.size
     sums = any(isinstance(s, Accumulate) for s in numbers.body)
     return None if sums or size > OF_A_ROW or not _has_long(rows) else SERIAL
 
 
 def _has_long(rows: For) -> bool:
-    """Whether there are long loops in a loop: a number for each row costs little then,
-    though it is no vector, and the row is still in the cache."""
+    """Return whether a loop has long inner loops: then a number for each row takes
+    little time, though it is not vectorised, and the row is still in the cache."""
     inner = [s for s in rows.body if isinstance(s, For)]
     return any(not s.extent.is_const or s.extent.attr >= LONG_ROW for s in inner)
 
 
-def _vector(first: For, ours: Summary, second: For, theirs: Summary) -> Binding | None:
-    """The lanes of both loops in one."""
+def _vector(
+    first: For, earlier: Summary, second: For, later: Summary
+) -> Binding | None:
+    """Return the binding of a merged loop of vectors."""
     widths = first.binding.width, second.binding.width
     fixed = {
         width
-        for width, summary in zip(widths, (ours, theirs), strict=True)
+        for width, summary in zip(widths, (earlier, later), strict=True)
         if any(var.dtype.kind == "f" for var in summary.changed)
     }
     return None if len(fixed) > 1 else Binding("vector", min(fixed or widths))

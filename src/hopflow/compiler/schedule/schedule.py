@@ -1,6 +1,6 @@
-"""The schedule: from a kernel program to loops, by passes in the order of the lists.
+"""The schedule: lowers kernel programs to loops, by passes in the order of the lists.
 
-Passes over kernel programs change what is computed where. Passes over memory decide
+Passes over kernel programs change what is computed and where. Passes over memory decide
 which values share it. The loops are then written mechanically, and passes over loops
 merge and rearrange them.
 """
@@ -79,55 +79,56 @@ def schedule(
     donated: Sequence[int] = (),
     layouts: Layouts = (),
 ) -> Program:
-    """The loops of a kernel program, which the passes change.
+    """Return the loops of a kernel program, which the passes change.
 
-    Symbols become the sizes of the result. A trap names the number that the node of its
-    equation has in `meta`.
+    Symbols become the sizes of the result. A trap refers to the node of its equation by
+    the number in its `meta`.
 
     Args:
-        donated: Positions of inputs (sizes not counted) whose memory may be written
-            over. It becomes that of a result of the same type, unless such a result
-            would have to be made elsewhere first, and copied.
+        donated: Positions of inputs (sizes not counted) whose memory may be
+            overwritten. A result of the same type takes it, unless the result would
+            have to be computed elsewhere first, and copied.
         layouts: Of the inputs (sizes not counted); dense if it is empty. The strides of
             the others are sizes of the result, after those of the program.
     """
-    made: dict[KernelProgram, Program] = {}
+    lowered: dict[KernelProgram, Program] = {}
     for plan, context in memory_plans(program, donated, layouts):
-        made[plan.program] = _loops(plan, target, made, context.layouts)
-    return made[program]
+        lowered[plan.program] = _loops(plan, target, lowered, context.layouts)
+    return lowered[program]
 
 
 def memory_plans(
     program: KernelProgram, donated: Sequence[int] = (), layouts: Layouts = ()
 ) -> Iterator[tuple[MemoryPlan, Context]]:
-    """The memory of a program, after that of the functions that it calls: the passes
-    change each, and then plan its memory. For the arguments see `schedule`."""
+    """Yield the memory plan of a program, after those of the functions that it calls:
+    the passes change each one, and then plan its memory. For the arguments see
+    `schedule`."""
     plans: dict[KernelProgram, MemoryPlan] = {}
-    for one in programs(program):
-        if one is program:
-            context = Context(_reusable(one, donated), layouts)
+    for current in programs(program):
+        if current is program:
+            context = Context(_reusable(current, donated), layouts)
         else:
-            context = Context(updated_parameters(one))
-        compared = ComparedPasses(one) if config.verify else None
+            context = Context(updated_parameters(current))
+        compared = ComparedPasses(current) if config.verify else None
         for run in KERNEL_PASSES:
-            with passing(run.__name__, one.name, partial(format_kernels, one)):
-                run(one, context)
+            with passing(run.__name__, current.name, partial(format_kernels, current)):
+                run(current, context)
             if compared is not None:
-                verify_kernels(one)
+                verify_kernels(current)
                 compared.after(run.__name__)
-        plan = plans[one] = planned(one, context.reused)
-        one.updated = plan.updated
+        plan = plans[current] = planned(current, context.reused)
+        current.updated = plan.updated
         if compared is not None:
             compared.planned(plans)
         yield plan, context
 
 
 def planned(program: KernelProgram, reused: dict[int, int]) -> MemoryPlan:
-    """The memory of a program.
+    """Return the memory plan of a program.
 
     Args:
-        reused: By the number of a result the parameter whose memory it may take; those
-            that would have to be copied there are left out.
+        reused: By the number of a result, the parameter whose memory it may take.
+            Results that would have to be copied there do not take it.
     """
     reused = dict(reused)
     while True:
@@ -148,29 +149,29 @@ def _loops(
     functions: Mapping[KernelProgram, Program],
     layouts: Layouts,
 ) -> Program:
-    made: list[Program] = []
+    lowered: list[Program] = []
 
     def text() -> str:
-        return "\n".join(map(format_program, made))
+        return "\n".join(map(format_program, lowered))
 
     name = plan.program.name
     with passing("loops", name, text):
-        made.append(loops(plan, target, functions, layouts))
+        lowered.append(loops(plan, target, functions, layouts))
     for run in LOOP_PASSES:
         with passing(run.__name__, name, text):
-            run(made[0], target)
-    return made[0]
+            run(lowered[0], target)
+    return lowered[0]
 
 
 def _reusable(program: KernelProgram, donated: Sequence[int]) -> dict[int, int]:
-    """By result the parameter that it may be written over: the first of its type."""
+    """Return by result the parameter that it may overwrite: the first of its type."""
     first = len(program.symbols)
     types = [value.type for value in program.block.parameters]
     free = [k + first for k in donated if not is_small(types[k + first])]
     reused: dict[int, int] = {}
     for j, value in enumerate(program.block.results):
-        found = next((k for k in free if same_type(types[k], value.type)), None)
-        if found is not None:
-            reused[j] = found
-            free.remove(found)
+        parameter = next((k for k in free if same_type(types[k], value.type)), None)
+        if parameter is not None:
+            reused[j] = parameter
+            free.remove(parameter)
     return reused

@@ -1,8 +1,8 @@
-"""Sizes that only a run knows, as expressions of the loop language that are checked.
+"""Sizes that are only known at runtime, as checked expressions of the Loop IR.
 
-The values of inputs' symbols are known to the caller of a program, who computes what
-depends on them alone (see `Program.derived`). What is left is computed by the program:
-in i64, and f64 within, and stops where Python's exact integers would be others.
+The caller of a program knows the symbols of inputs, and computes the sizes that depend
+on them alone (see `Program.derived`). The program computes the others: in i64, with f64
+inside, and it stops where the result differs from Python's exact integers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from hopflow.symbolic.size import Size, Symbol, evaluate
 
 
 class Trapping(Protocol):
-    """Adds a trap to the program: (it stops if this holds, kind, what, values)."""
+    """Adds a trap to the program: it stops if `test` holds."""
 
     def __call__(
         self, test: Expr, kind: str, what: str, values: Sequence[Expr] = ()
@@ -27,10 +27,10 @@ class Trapping(Protocol):
 
 
 def computed(size: Size, value: Callable[[Symbol], Expr], trap: Trapping) -> Expr:
-    """`size` over the expressions that its symbols are.
+    """Return `size` over the expressions of its symbols.
 
-    Each operation that may overflow, divide by zero, or round what is no integer of 64
-    bits, is preceded by a trap; ranges tell where there is no need for one.
+    Each operation that may overflow, divide by zero, or round a float that does not fit
+    64 bits, is preceded by a trap, unless ranges prove that it is not needed.
     """
     arithmetic = _Arithmetic(trap)
     operations = {
@@ -47,7 +47,7 @@ def computed(size: Size, value: Callable[[Symbol], Expr], trap: Trapping) -> Exp
 
 @dataclass(slots=True)
 class _Number:
-    """An integer in checked arithmetic: its expression, and where it lies."""
+    """An integer in checked arithmetic: its expression and its range."""
 
     arithmetic: "_Arithmetic"
     expr: Expr
@@ -64,34 +64,34 @@ class _Number:
 class _Arithmetic:
     trap: Trapping
 
-    def checked(self, op: str, x: _Number, y: _Number, found: ValueRange) -> _Number:
-        """A sum or a product that lies in `found`."""
-        if not _is_within(found):
+    def checked(self, op: str, x: _Number, y: _Number, exact: ValueRange) -> _Number:
+        """Return a sum or a product whose exact value is in a range."""
+        if not _fits_int64(exact):
             test = e.compare(f"{op}_overflows", x.expr, y.expr)
             self.trap(test, "size", _SIGNS[op], (x.expr, y.expr))
-        return _Number(self, e.binary(op, x.expr, y.expr), found & INT64)
+        return _Number(self, e.binary(op, x.expr, y.expr), exact & INT64)
 
     def divided(self, rule: "_Division", x: _Number, y: _Number) -> _Number:
-        """A quotient or a remainder, rounded as Python's."""
+        """Return a quotient or a remainder, rounded as in Python."""
         if 0 in y.range:
             zero = e.compare("eq", y.expr, e.index(0))
             self.trap(zero, "divide", "", (x.expr, y.expr))
-        found = rule.range(x.range, y.range)
-        if not _is_within(found):
+        exact = rule.range(x.range, y.range)
+        if not _fits_int64(exact):
             least = e.compare("eq", x.expr, e.index(int(INT64.low)))
             minus_one = e.compare("eq", y.expr, e.index(-1))
             both = scalar.both(least, minus_one)
             self.trap(both, "size", "//", (x.expr, y.expr))
-        return _Number(self, rule.expr(x.expr, y.expr), found & INT64)
+        return _Number(self, rule.expr(x.expr, y.expr), exact & INT64)
 
     def chosen(self, op: str, *args: _Number) -> _Number:
-        """The least or the largest."""
+        """Return the minimum or the maximum."""
         join = ValueRange.minimum if op == "min" else ValueRange.maximum
         expr = reduce(partial(e.binary, op), [a.expr for a in args])
         return _Number(self, expr, reduce(join, [a.range for a in args]))
 
     def rounded(self, op: str, x: Any) -> _Number:
-        """A float as an integer."""
+        """Return a float rounded to an integer."""
         value = e.unary(op, _f64(x))
         fits = scalar.both(
             e.compare("ge", value, e.const(-(2.0**63), dtypes.float64)),
@@ -101,7 +101,7 @@ class _Arithmetic:
         return _Number(self, e.cast(value, dtypes.int64), INT64)
 
     def float_division(self, rule: Callable[..., Expr], x: Any, y: Any) -> Expr:
-        """An operation of floats that Python does not do with a divisor of 0."""
+        """Return a float operation for which a divisor of 0 is an error in Python."""
         dividend, divisor = _f64(x), _f64(y)
         if not divisor.is_const or divisor.attr == 0:
             zero = e.compare("eq", divisor, e.const(0.0, dtypes.float64))
@@ -112,12 +112,12 @@ class _Arithmetic:
         return rule(*map(_f64, args))
 
 
-def _is_within(found: ValueRange) -> bool:
-    return INT64.low <= found.low and found.high <= INT64.high
+def _fits_int64(bounds: ValueRange) -> bool:
+    return INT64.low <= bounds.low and bounds.high <= INT64.high
 
 
 def _f64(x: Any) -> Expr:
-    """An operand of a float operation: an integer, a constant, or a float."""
+    """Return an operand of a float operation: an integer, a constant, or a float."""
     if isinstance(x, float):
         return e.const(x, dtypes.float64)
     return e.cast(x.expr if isinstance(x, _Number) else x, dtypes.float64)

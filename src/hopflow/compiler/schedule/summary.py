@@ -1,7 +1,8 @@
-"""What loops read and write, in one look at each statement.
+"""Summaries of what loops read and write, from one walk over the statements.
 
-Passes over loops ask whether two loops may run as one, or in another order. A loop that
-is merged from two has the union of what these have, so that nothing is walked twice.
+Passes over loops ask whether two loops may be merged, or may be interchanged. The
+summary of a merged loop is the union of those of its parts, so that no statement is
+walked twice.
 """
 
 from collections.abc import Iterator
@@ -37,27 +38,27 @@ _ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
 
 
 _Row: TypeAlias = tuple[int, int]
-"""Where the index of a loop stands: the axis, and what is added to the index."""
+"""The axis that the index of a loop indexes, and the constant added to the index."""
 _At: TypeAlias = tuple[Buffer, list[tuple[Var, _Row]]]
-"""An access: the buffer, and the variables that are indices along its axes."""
+"""An access: the buffer, and the loop variables that index its axes."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What the iterations of a loop do.
+    """What the iterations of a loop read and write.
 
-    own         the variable of the loop
-    size        about how many instructions one iteration is
-    read        the variables that expressions name, those of the loop among them
-    assigned    the variables that are given new values
-    declared    those that an iteration makes itself
+    var         the variable of the loop
+    size        about how many instructions one iteration takes
+    read        the variables that expressions read, those of the loop among them
+    assigned    the variables that are assigned
+    declared    the variables that an iteration declares
     stored      the buffers that are written, by element or as a whole
-    touched     all buffers that are named
-    at          the accesses, but of what functions and Python are given
-    is_ordered  whether a statement must not change places with others
+    touched     all buffers that are accessed
+    at          the accesses, except those of functions and Python
+    is_ordered  whether a statement must not be reordered with others
     """
 
-    own: Var
+    var: Var
     size: int = 0
     read: set[Var] = field(default_factory=set)
     assigned: set[Var] = field(default_factory=set)
@@ -79,24 +80,24 @@ class Summary:
 
     @property
     def axes(self) -> dict[Buffer, set[_Row]]:
-        """Of each buffer, but of those that functions and Python are given, the axes at
-        which the loop's own index always stands, with what is added to it: iteration i
-        touches only `[..., i + 1, ...]` for the axis and 1."""
+        """For each buffer, except the arguments of functions and Python, the axes that
+        the loop's own index always indexes, with the constant added to it: (axis, 1) if
+        iteration i accesses only `[..., i + 1, ...]`."""
         if not self._axes:
             for buffer, at in self.at:
-                axes = {row for var, row in at if var is self.own}
+                axes = {row for var, row in at if var is self.var}
                 self._axes[buffer] = self._axes.get(buffer, axes) & axes
         return self._axes
 
     def join(self, other: "Summary") -> None:
-        """Add what another loop does, whose body comes after this one's."""
-        ours = self.axes
+        """Add the summary of another loop, whose body follows this one's."""
+        joined = self.axes
         for buffer, axes in other.axes.items():
-            ours[buffer] = ours.get(buffer, axes) & axes
+            joined[buffer] = joined.get(buffer, axes) & axes
         self.add(other)
 
     def add(self, other: "Summary") -> None:
-        """Add what a statement, or a loop, in this loop does."""
+        """Add the summary of a statement or a loop inside this loop."""
         self.size += other.size
         self.read |= other.read
         self.assigned |= other.assigned
@@ -108,7 +109,7 @@ class Summary:
 
 
 class Summaries:
-    """What loops do. A statement is looked at once, however many loops are around."""
+    """A memo table of summaries, so that each statement is walked only once."""
 
     def __init__(self) -> None:
         self._loops: dict[For, Summary] = {}
@@ -118,41 +119,41 @@ class Summaries:
 
     def of(self, loop: For) -> Summary:
         if loop not in self._loops:
-            found = self._loops[loop] = Summary(loop.var)
+            summary = self._loops[loop] = Summary(loop.var)
             pending = list(loop.body)
             while pending:
                 statement = pending.pop()
-                _add(found, statement)
+                _add(summary, statement)
                 if isinstance(statement, For):
-                    found.add(self.of(statement))
+                    summary.add(self.of(statement))
                 else:
                     pending += chain(*bodies(statement))
         return self._loops[loop]
 
 
-def _add(found: Summary, statement: Stmt) -> None:
-    """Add what a statement itself does, without what is in it."""
-    found.size += 1
+def _add(summary: Summary, statement: Stmt) -> None:
+    """Add what a statement itself reads and writes, without the statements in it."""
+    summary.size += 1
     accesses = []
     for node in nodes(*expressions(statement)):
-        found.size += weight(node)
+        summary.size += weight(node)
         if node.op == "var":
-            found.read.add(node.attr)
+            summary.read.add(node.attr)
         elif node.op == "load":
             accesses.append((node.attr, e.index_of(node)))
-    found.touched.update(named(statement))
-    found.is_ordered = found.is_ordered or isinstance(statement, _ORDERED)
+    summary.touched.update(named(statement))
+    summary.is_ordered = summary.is_ordered or isinstance(statement, _ORDERED)
     for buffer, at, is_written in _accesses(statement):
         accesses.append((buffer, at))
         if is_written:
-            found.stored.add(buffer)
+            summary.stored.add(buffer)
     for buffer, at in accesses:
-        found.touched.add(buffer)
-        found.at.append((buffer, list(_rows(at))))
+        summary.touched.add(buffer)
+        summary.at.append((buffer, list(_rows(at))))
     if isinstance(statement, Declare):
-        found.declared.add(statement.var)
+        summary.declared.add(statement.var)
     elif isinstance(statement, Accumulate | Assign):
-        found.assigned.add(statement.var)
+        summary.assigned.add(statement.var)
 
 
 def _rows(at: Index) -> Iterator[tuple[Var, _Row]]:
@@ -164,8 +165,8 @@ def _rows(at: Index) -> Iterator[tuple[Var, _Row]]:
 
 
 def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:
-    """What a statement writes, and what it reads not by expressions: the buffer, the
-    index as far as it is known, and whether it is written."""
+    """Yield the accesses of a statement other than the loads in its expressions: the
+    buffer, the index as far as it is known, and whether it is written."""
     match statement:
         case Store():
             yield statement.buffer, statement.indices, True
@@ -184,7 +185,7 @@ def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:
 
 
 def reads(statement: Stmt, variables: set[Var], memory: set[Buffer]) -> bool:
-    """Whether a statement itself, without those in it, reads one of these."""
+    """Return whether a statement itself, without those in it, reads one of these."""
     return any(
         (node.op == "var" and node.attr in variables)
         or (node.op == "load" and node.attr in memory)

@@ -1,8 +1,9 @@
-"""Loops that are worth more than one thread.
+"""Binds loops to threads.
 
-Those are outermost loops whose iterations are independent, and that are long, or loop
-themselves: each of them takes a while, and may take longer than another. Whether there
-are enough of them shows when they run. A long loop of vectors becomes blocks:
+Outermost loops with independent iterations run on several threads if they are long or
+contain sequential loops: then each iteration takes a while, and some may take longer
+than others. Whether there are enough iterations is decided at runtime. A long loop of
+vectors becomes blocks:
 
     for i0 in 0..1048576 vector 8 independent:
         out0[i0] = sin(x[i0])
@@ -37,12 +38,12 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.walk import bodies, statements, uses
 
 LARGE: Final = 1 << 23
-"""Instructions of a loop that is worth it, of elements: a millisecond."""
+"""Instructions of a loop over elements that is worth it: a millisecond."""
 BLOCK: Final = 1 << 12
 """Elements of a block: a few microseconds."""
 THREADS: Final = Binding("threads")
 _SHARED = (Allocate, Barrier, HostCall, Invoke)
-"""What iterations would do to memory that they share."""
+"""Statements that access memory which iterations share."""
 
 
 def bind_threads(program: Program, _target: Target) -> None:
@@ -60,7 +61,8 @@ def _bind(body: list[Stmt], named: Callable[[], Counter[Buffer]]) -> None:
 
 
 def _threaded(loop: For) -> For:
-    """The loop over threads; vectors of it in blocks, which each are worth a call."""
+    """Return the loop over threads. Vectors are grouped into blocks, each worth a
+    call."""
     if loop.binding.kind != "vector":
         loop.binding = THREADS
         return loop
@@ -78,7 +80,7 @@ def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
 
 
 def _work(loop: For) -> int:
-    """About how many instructions of elements a loop takes; 0 if that is unknown."""
+    """Return about how many instructions a loop over elements takes; 0 if unknown."""
     if not loop.extent.is_const:
         return 0
     steps: int = loop.extent.attr
@@ -89,7 +91,7 @@ def _work(loop: For) -> int:
 
 
 def writes_rows(loop: For, private: Sequence[Buffer] = ()) -> bool:
-    """Whether all that iterations write is a row for each, beside what is private."""
+    """Return whether iterations write only rows of their own and private buffers."""
     if any(isinstance(s, _SHARED) for s in statements(loop.body)):
         return False
     summary = Summary.of(loop)
@@ -97,12 +99,12 @@ def writes_rows(loop: For, private: Sequence[Buffer] = ()) -> bool:
 
 
 def _is_foreign(statement: Stmt) -> bool:
-    """Whether it calls a library that has threads of its own."""
+    """Return whether a statement calls a library that has threads of its own."""
     return isinstance(statement, Call) and not statement.routine.startswith("gemm")
 
 
 def _loops(statement: Stmt) -> bool:
-    """Whether its steps follow each other, many of them perhaps."""
+    """Return whether a statement is a sequential loop."""
     if isinstance(statement, For):
         return not statement.independent
     return isinstance(statement, While)

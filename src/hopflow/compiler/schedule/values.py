@@ -1,4 +1,4 @@
-"""Where the elements of a value are: in registers, or in memory."""
+"""The places of values: registers or memory."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,26 +10,26 @@ from hopflow.loop_ir.program import Ref
 from hopflow.loop_ir.walk import same
 
 Window: TypeAlias = tuple[tuple[int | None, Expr], ...]
-"""For each axis of the memory the axis of the value that runs along it, if there is
-one, and the first position."""
+"""For each axis of the memory, the axis of the value that runs along it, or None, and
+the first position."""
 
 
 @dataclass(eq=False, slots=True)
 class Registers:
-    """Each element is an expression over variables and constants."""
+    """A value whose elements are expressions over variables and constants."""
 
     type: TensorType
     elements: tuple[Expr, ...]
 
     def read(self, at: Index, _condition: Expr | None = None) -> Expr:
-        """The element at an index; one of them where a condition is false."""
-        if not self.elements:  # asked for, never computed
+        """Return the element at an index, or any element if the condition is false."""
+        if not self.elements:  # read, but never executed
             return e.const(0, self.type.dtype)
         if len(self.elements) == 1:
             return self.elements[0]
         position = flat_index(at, self.type)
         if position.is_const:
-            # One out of range has stopped the program before it comes here.
+            # A position out of range has stopped the program before.
             last = len(self.elements) - 1
             return self.elements[min(max(int(position.attr), 0), last)]
         chosen = self.elements[0]
@@ -40,8 +40,8 @@ class Registers:
 
 @dataclass(eq=False, slots=True)
 class Stored:
-    """`buffer[prefix]`, a dense sub-array unless the buffer has strides, or a window of
-    it."""
+    """A value in memory, `buffer[prefix]`: a dense sub-array, unless the buffer has
+    strides or the value is a window of it."""
 
     type: TensorType
     buffer: Buffer
@@ -49,7 +49,7 @@ class Stored:
     window: Window | None = None
 
     def index(self, at: Index) -> Index:
-        """Where an element is in the buffer."""
+        """Return the index of an element in the buffer."""
         if self.window is not None:
             at = tuple(
                 [
@@ -60,23 +60,23 @@ class Stored:
         return (*self.prefix, *at)
 
     def read(self, at: Index, condition: Expr | None = None) -> Expr:
-        """The element at an index; 0 where the condition is false."""
+        """Return the element at an index, or 0 if the condition is false."""
         return e.load(self.buffer, self.index(at), condition)
 
     def part(self, type_: TensorType, window: Window) -> "Stored":
-        """A window of it."""
+        """Return a window of this value."""
         if self.window is None:
             return Stored(type_, self.buffer, self.prefix, window)
-        found = [
+        composed = [
             (None, first)
             if axis is None
             else (window[axis][0], e.add(window[axis][1], first))
             for axis, first in self.window
         ]
-        return Stored(type_, self.buffer, self.prefix, tuple(found))
+        return Stored(type_, self.buffer, self.prefix, tuple(composed))
 
     def row(self, at: Expr) -> "Stored":
-        """The row at an index of the first axis."""
+        """Return the row at an index of the first axis."""
         type_ = self.type.with_shape(self.type.shape[1:])
         if self.window is None:
             return Stored(type_, self.buffer, (*self.prefix, at))
@@ -84,24 +84,24 @@ class Stored:
         return self.part(type_, ((None, at), *((axis, zero) for axis in rest)))
 
     def sub_array(self, rows: Expr, at: Index = ()) -> Ref:
-        """What is at an index of leading axes, of a value without gaps, of which the
+        """Return the sub-array at an index of leading axes of a dense value, whose
         first axis has so many `rows`."""
         if self.window is None:
             return Ref(self.buffer, (*self.prefix, *at))
         inner = [e.index(0)] * (self.type.ndim - len(at))
-        found = self.index((*at, *inner))
-        outer = len(found) - self.type.ndim
+        index = self.index((*at, *inner))
+        outer = len(index) - self.type.ndim
         if at or same(rows, self.buffer.shape[outer]):
-            return Ref(self.buffer, found[: outer + len(at)])
-        return Ref(self.buffer, found[: outer + 1], rows)
+            return Ref(self.buffer, index[: outer + len(at)])
+        return Ref(self.buffer, index[: outer + 1], rows)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the buffer."""
+        """Whether the value is all of the buffer."""
         return not self.prefix and self.window is None
 
     def is_at(self, other: "Place") -> bool:
-        """Whether another value is in the very same memory."""
+        """Return whether another value is in the same memory."""
         return (
             isinstance(other, Stored)
             and other.buffer is self.buffer
@@ -124,7 +124,7 @@ def _same_window(a: Window | None, b: Window | None) -> bool:
 
 
 def flat_index(at: Index, type_: TensorType) -> Expr:
-    """The row-major position of an index."""
+    """Return the row-major position of an index."""
     position = e.index(0)
     for i, n in zip(at, type_.shape, strict=True):
         position = e.add(e.mul(position, e.extent(n)), i)

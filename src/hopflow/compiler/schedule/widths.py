@@ -1,4 +1,4 @@
-"""How many iterations of a straight loop one vector holds."""
+"""The vector widths of loops."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,17 @@ _STRAIGHT = (Let, Store, Accumulate)
 
 
 def vector_binding(extent: Expr, body: Sequence[Stmt], target: Target) -> Binding:
-    """The binding of an independent loop: as vectors where its body is straight.
+    """Return the binding of an independent loop: vectors if its body is straight-line
+    code.
 
-    What is stored decides: a `Let` of a wider dtype takes several registers, as a part
-    of an expression does.
+    The stored dtypes decide the width: a `Let` of a wider dtype takes several
+    registers, as a part of an expression does.
     """
     straight = [s for s in body if isinstance(s, _STRAIGHT)]
     if not straight or len(straight) < len(body):
         return SERIAL
     reductions = [s for s in straight if isinstance(s, Accumulate)]
-    # Of sums of floats by their own dtypes: the width is the tree of the sum.
+    # Their dtypes decide for sums of floats: the width is the tree of the sum.
     sums = [s for s in reductions if s.value.dtype.kind == "f"]
     results = [s for s in straight if not isinstance(s, Let)]
     narrow = not reductions and all(map(_is_narrow, straight))
@@ -36,8 +37,8 @@ def vector_binding(extent: Expr, body: Sequence[Stmt], target: Target) -> Bindin
 
 
 def _is_narrow(statement: Let | Store | Accumulate) -> bool:
-    """Whether a statement computes with integers of at most 16 bits alone, beside the
-    indices of what it reads in rows."""
+    """Return whether a statement computes only with integers of at most 16 bits, apart
+    from the indices of rows that it reads."""
     pending = [statement.value]
     seen: set[Expr] = set()
     while pending:
