@@ -297,7 +297,7 @@ class Executable:
         number, *values = trapped
         site = kernel.interface.sites[number]
         if site.kind == "bounds":
-            return bounds_error(site.what, values)
+            return bounds_error(site.detail, values)
         node = list(self.graph.walk())[site.node]
         return trap_error(site, node, values)
 

@@ -77,7 +77,9 @@ def _error(site: Site, node: Node, values: Sequence[int]) -> HopflowError:
             value = _of_operand(node, values[0])
             return CheckError(range_fault(f"{text}{at}", value, allowed))
         case "size":
-            text = f"`{values[0]} {site.what} {values[1]}`" if site.what else "a float"
+            text = (
+                f"`{values[0]} {site.detail} {values[1]}`" if site.detail else "a float"
+            )
             return ArgumentRangeError(
                 f"a size{at} is computed from {text}, which int64 cannot hold. Promise "
                 "a range of the numbers that it depends on, with `hf.check_is_size`."

@@ -1,1 +1,1 @@
-"""The Loop IR, and the vocabulary by which operations lower to it."""
+"""The Loop IR, and the kernels and regions that operations lower to."""

@@ -1,7 +1,7 @@
-"""The memory of the reference interpreter: it knows who wrote each byte.
+"""The memory of the reference interpreter, which tracks the writer of each byte.
 
-A read out of range, of memory that nothing has written, or of a value that another
-buffer in the same place has overwritten is an error.
+A read is an error if it is out of range, of uninitialised memory, or of a value that
+another buffer in the same place has overwritten.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,19 @@ from hopflow.loop_ir.expr import Buffer
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 Where: TypeAlias = tuple[Any, ...]
-"""An index of leading axes; the last may be a slice."""
+"""An index of leading axes; the last one may be a slice."""
 
 POISON = 0xFF
-"""What memory is filled with at first: NaN in floats, -1 in integers."""
+"""The byte that memory is initialised with: NaN in floats, -1 in integers."""
 
 
 def size_in_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """Bytes of a dense array."""
+    """Return the number of bytes of a dense array."""
     return prod(shape) * dtype.itemsize
 
 
 class Storage:
-    """Elements, and for each byte of them the number of the storage that wrote it.
+    """Elements, and for each of their bytes the number of the storage that wrote it.
 
     `owners` is None for memory that is always defined: inputs and constants.
     """
@@ -38,13 +38,13 @@ class Storage:
         self.array, self.owners, self.number = array, owners, number
 
     def load(self, buffer: Buffer, at: Sequence[Any]) -> Any:
-        """The element at `at`, checked."""
+        """Return the element at `at`, after checks."""
         where = self._check_range(buffer, at)
         self._check_written(buffer, where)
         return self.array[where]
 
     def store(self, buffer: Buffer, at: Sequence[Any], value: Any) -> None:
-        """Change the element at `at`, checked."""
+        """Write the element at `at`, after checks."""
         where = self._check_range(buffer, at)
         self.array[where] = value
         if self.owners is not None:
@@ -53,7 +53,7 @@ class Storage:
     def read_part(
         self, buffer: Buffer, at: Sequence[Any], rows: int | None = None
     ) -> NDArray:
-        """The sub-array at `at`, all of whose elements must have been written."""
+        """Return the sub-array at `at`, whose elements must all be initialised."""
         where = self._check_range(buffer, at, rows)
         self._check_written(buffer, where)
         return self._part(where)
@@ -61,19 +61,19 @@ class Storage:
     def write_part(
         self, buffer: Buffer, at: Sequence[Any], rows: int | None = None
     ) -> NDArray:
-        """The sub-array at `at`, all of whose elements the caller writes."""
+        """Return the sub-array at `at`, whose elements the caller all writes."""
         where = self._check_range(buffer, at, rows)
         if self.owners is not None:
             self.owners[where] = self.number
         return self._part(where)
 
     def _part(self, where: Where) -> NDArray:
-        everything: Any = (*where, ...)  # a view, of rank 0 too
+        everything: Any = (*where, ...)  # gives a view, also of rank 0
         part: NDArray = self.array[everything]
         return part
 
     def grow(self, rows: int) -> None:
-        """Make room for `rows` rows, and move, as native code may."""
+        """Grow to `rows` rows in new memory, as native code may."""
         old = self.array.shape[0]
         if rows > old:
             shape, dtype = (rows, *self.array.shape[1:]), self.array.dtype
@@ -87,7 +87,7 @@ class Storage:
     def _check_range(
         self, buffer: Buffer, at: Sequence[Any], rows: int | None = None
     ) -> Where:
-        """Where a sub-array is: with so many `rows` along the last axis of `at`."""
+        """Return the index of a sub-array: `rows` rows of the last axis of `at`."""
         first = tuple(map(int, at))
         counts = [1] * len(first)
         if rows is not None:
@@ -123,12 +123,12 @@ class Storage:
         raise LoopIRError(f"`{buffer.name}[{place}]` is read {fault}")
 
     def check_all_written(self, buffer: Buffer) -> None:
-        """Raise if an element was never written."""
+        """Raise an error if an element was never written."""
         self._check_written(buffer, ())
 
 
 class _Bytes:
-    """Poisoned memory, with an owner, nobody, for each byte."""
+    """Poisoned memory, whose bytes nobody owns."""
 
     def __init__(self, size: int) -> None:
         self.bytes = np.full(size, POISON, np.uint8)
@@ -144,17 +144,17 @@ class _Bytes:
 
 
 class Allocator:
-    """Makes storages, each with a number of its own."""
+    """Makes storages with distinct numbers."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
 
-    def given(self, array: NDArray) -> Storage:
-        """The storage of values that are there already, and stay."""
+    def wrap(self, array: NDArray) -> Storage:
+        """Return the storage of an array whose values exist already."""
         return Storage(array, None, next(self._numbers))
 
     def fresh(self, buffer: Buffer, shape: tuple[int, ...]) -> Storage:
-        """Memory of its own for one buffer."""
+        """Return new memory for one buffer."""
         return self.laid_out({buffer: shape}, {buffer: 0})[buffer]
 
     def laid_out(
@@ -162,7 +162,7 @@ class Allocator:
         shapes: Mapping[Buffer, tuple[int, ...]],
         offsets: Mapping[Buffer, int],
     ) -> dict[Buffer, Storage]:
-        """One array of bytes, with the buffers in it at `offsets`."""
+        """Return the storages of buffers at `offsets` in one array of bytes."""
         end = max(
             (offsets[b] + size_in_bytes(n, b.dtype.dtype) for b, n in shapes.items()),
             default=0,

@@ -1,4 +1,4 @@
-"""Which loops do nothing, whatever they count, because what they write to is empty."""
+"""Loops that do nothing, whatever their extents, because they write to empty memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,21 +22,21 @@ _PURE = UNARY | BINARY | COMPARE | {"const", "var", "select", "cast"}
 
 
 def needed(loop: For) -> list[Expr] | None:
-    """The symbolic extents, known before `loop`, without each of which it does nothing;
-    None if it does nothing in any case."""
-    own = [s for s in statements([loop]) if isinstance(s, Let | Declare | For)]
-    local = {s.var for s in own}
+    """Return the symbolic extents, computable before `loop`, that must all be positive
+    for it to have an effect. None if it has none in any case."""
+    definitions = [s for s in statements([loop]) if isinstance(s, Let | Declare | For)]
+    local = {s.var for s in definitions}
     changed = local | {
         s.var for s in statements(loop.body) if isinstance(s, Assign | Accumulate)
     }
     common: list[Expr] | None = None
     for effect in _effects(loop, (), local):
-        known = [n for n in effect if _is_known(n, changed)]
-        if any(n.is_const and n.attr <= 0 for n in known):
+        extents = [n for n in effect if _is_computable(n, changed)]
+        if any(n.is_const and n.attr <= 0 for n in extents):
             continue
         if common is None:
-            common = [n for n in known if not n.is_const]
-        common = [n for n in common if any(same(n, other) for other in known)]
+            common = [n for n in extents if not n.is_const]
+        common = [n for n in common if any(same(n, other) for other in extents)]
         if not common:
             break
     return common
@@ -45,7 +45,8 @@ def needed(loop: For) -> list[Expr] | None:
 def _effects(
     s: Stmt, extents: tuple[Expr, ...], local: set[Var]
 ) -> Iterator[Sequence[Expr]]:
-    """Of each thing that `s` does, the extents around it and of what it writes to."""
+    """Yield for each effect of `s` the extents of the enclosing loops and of the buffer
+    that it writes."""
     match s:
         case For():
             extents = (*extents, s.extent)
@@ -70,8 +71,9 @@ def _effects(
             yield from _effects(inner, extents, local)
 
 
-def _is_known(extent: Expr, changed: set[Var]) -> bool:
-    """Whether it can be computed before what changes `changed` and the memory."""
+def _is_computable(extent: Expr, changed: set[Var]) -> bool:
+    """Return whether an extent can be computed before the loop: it reads no memory and
+    no variable that is `changed`."""
     for node in nodes(extent):
         if node.op not in _PURE or (node.op == "var" and node.attr in changed):
             return False

@@ -1,13 +1,14 @@
-"""Scalar expressions: the arithmetic inside kernels, one machine operation a node; and
-the variables and buffers that they read.
+"""Scalar expressions: the arithmetic inside kernels, with the variables and buffers
+that they read. Each node is one machine operation.
 
 An expression is a DAG of `Expr`. The constructors fold constants and drop neutral
-elements, which is what turns index arithmetic on unrolled loops into plain registers.
-They check dtypes: both sides of a binary operation agree, so a cast is always written.
+elements, so that index arithmetic of unrolled loops becomes constants. They check
+dtypes: both operands of a binary operation have the same one, so every cast is
+explicit.
 
-The meaning of each operation is IEEE 754 for floats and two's complement with
-wrap-around for integers. Division and remainder of integers truncate; their operands
-must not trap (`ops` adds the checks and the `INT_MIN / -1` select).
+Operations follow IEEE 754 for floats, and two's complement with wrap-around for
+integers. Division and remainder of integers truncate; their operands must not trap
+(`ops` adds the checks and the `INT_MIN / -1` select).
 """
 
 import math
@@ -28,10 +29,10 @@ class Expr:
     """A scalar value: `op` applied to `args`, of type `dtype`.
 
     `attr` is what the op needs beside its operands: the Python number of a "const", the
-    `Var` of a "var", the `Size` of a "size" (gone once a program is scheduled), the
-    `Buffer` of a "load", the operand of an "element" (gone once a program is scheduled,
-    too). The args of these two are one i64 index an axis, and after them, for a
-    conditional read, a bool: where it is false no memory is read, and a load gives 0.
+    `Var` of a "var", the `Size` of a "size", the `Buffer` of a "load", the operand of
+    an "element". The schedule replaces all "size" and "element" nodes. The args of a
+    "load" or an "element" are one i64 index for each axis, followed by a bool if the
+    read is conditional: where it is false no memory is read, and a load gives 0.
     """
 
     __slots__ = ("args", "attr", "dtype", "op")
@@ -58,13 +59,13 @@ class Expr:
 
 
 Space: TypeAlias = Literal["input", "output", "arena", "constant", "shared"]
-"""Where a buffer's memory comes from: the caller (read or written), the program's own
+"""The origin of a buffer's memory: the caller (read or written), the program's own
 arena, read-only data of the program, or (on a GPU) memory shared by a block."""
 
 
 @dataclass(eq=False, slots=True)
 class Var:
-    """A scalar variable; by name unique within its program."""
+    """A scalar variable, whose name is unique within its program."""
 
     name: str
     dtype: DType
@@ -72,11 +73,11 @@ class Var:
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """A dense row-major array, unless `strides` says otherwise (in elements).
+    """A row-major array, dense unless it has `strides` (in elements).
 
     `shape` and `strides` are i64 expressions over constants and the program's `sizes`;
-    those of a buffer that an `Allocate` makes, over what is known there.
-    `data` holds the values of a "constant" buffer.
+    those of a buffer with an `Allocate`, over the variables in scope there. `data`
+    holds the values of a "constant" buffer.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Buffer:
 
 Index = tuple[Expr, ...]
 
-# Operations by arity. Everything in MATH is expanded by `loop_ir.math` into the others.
+# Operations by arity. `loop_ir.math` expands those in MATH into the others.
 UNARY: Final = frozenset(
     "neg abs not sqrt floor ceil trunc rint popcount clz isnan".split()
 )
@@ -97,8 +98,8 @@ BINARY: Final = frozenset(
     "add sub mul div rem min max and or xor shl lshr ashr copysign".split()
 )
 COMPARE: Final = frozenset("eq ne lt le gt ge add_overflows mul_overflows".split())
-"""Of two operands, giving a bool. `add_overflows` and `mul_overflows` say whether the
-sum or product of signed integers wraps around."""
+"""Comparisons of two operands, which give a bool. `add_overflows` and `mul_overflows`
+tell whether the sum or product of signed integers wraps around."""
 MATH: Final = frozenset(
     (
         "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
@@ -110,7 +111,7 @@ MATH_BINARY: Final = frozenset("pow atan2 hypot fmod nextafter".split())
 
 
 def const(value: bool | int | float, dtype: DType) -> Expr:
-    """The constant `value`, rounded or wrapped to `dtype`."""
+    """Return the constant `value`, rounded or wrapped to `dtype`."""
     if dtype.kind == "b":
         return Expr("const", (), dtype, bool(value))
     if dtype.kind == "f":
@@ -131,27 +132,28 @@ def _wrap(value: int, dtype: DType) -> int:
 
 @lru_cache(1 << 10, typed=True)
 def index(value: int) -> Expr:
-    """The i64 constant `value`, as used in indices."""
+    """Return the i64 constant `value`, as used in indices."""
     return Expr("const", (), dtypes.int64, value)
 
 
 def extent(size: Size) -> Expr:
-    """A size as an i64 expression. A symbolic one is a "size" node, which the schedule
-    replaces by arithmetic on the program's size parameters."""
+    """Return a size as an i64 expression. A symbolic size is a "size" node, which the
+    schedule replaces by arithmetic on the program's size parameters."""
     if isinstance(size, int):
         return index(size)
     return Expr("size", (), dtypes.int64, size)
 
 
 def read(var: Var) -> Expr:
-    """The present value of a variable."""
+    """Return the current value of a variable."""
     return Expr("var", (), var.dtype, var)
 
 
 def load(
     buffer: Buffer, indices: Sequence[Expr], condition: Expr | None = None
 ) -> Expr:
-    """`buffer[indices]`, with one i64 index an axis; 0 where `condition` is false."""
+    """Return `buffer[indices]`, one i64 index for each axis; 0 if `condition` is
+    false."""
     at = tuple(indices)
     return _read("load", at, condition, buffer.dtype, buffer)
 
@@ -159,8 +161,8 @@ def load(
 def element(
     operand: Any, dtype: DType, at: Index, condition: Expr | None = None
 ) -> Expr:
-    """`operand[at]`, wherever the operand is or however it is computed; where
-    `condition` is false, a value that no one may use."""
+    """Return `operand[at]`, whether the operand is stored or computed on demand. Where
+    `condition` is false, the value must not be used."""
     return _read("element", at, condition, dtype, operand)
 
 
@@ -175,13 +177,13 @@ def _read(
 
 
 def condition_of(node: Expr) -> Expr | None:
-    """The condition of a "load" or an "element", if it has one."""
+    """Return the condition of a "load" or an "element", or None."""
     last = node.args[-1] if node.args else None
     return last if last is not None and last.dtype is dtypes.bool_ else None
 
 
 def index_of(node: Expr) -> Index:
-    """The index of a "load" or an "element"."""
+    """Return the index of a "load" or an "element"."""
     return node.args if condition_of(node) is None else node.args[:-1]
 
 
@@ -220,7 +222,7 @@ _NEUTRAL_LEFT: Final = {"add": 0, "mul": 1, "or": 0, "xor": 0}
 
 
 def binary(name: str, x: Expr, y: Expr) -> Expr:
-    """`x name y`, for a name in BINARY. Integers fold; floats never do."""
+    """Return `x name y`, for a name in BINARY. Only integer constants fold."""
     _same(name, x, y)
     if x.dtype.kind in "iub":
         folded = _fold_integer(name, x, y)
@@ -257,7 +259,7 @@ def _fold_integer(name: str, x: Expr, y: Expr) -> Expr | None:
             return y
         if name == "mul" and x.attr == 0:
             return x
-        if name in ("add", "mul"):  # constants to the right, where they meet others
+        if name in ("add", "mul"):  # constants move right, where they fold with others
             return binary(name, y, x)
     if x.dtype.kind == "b" and name in ("and", "or"):
         for side, other in ((x, y), (y, x)):
@@ -283,7 +285,7 @@ def div(x: Expr, y: Expr) -> Expr:
 
 
 def unary(name: str, x: Expr) -> Expr:
-    """`name(x)`, for a name in UNARY; "isnan" gives a bool."""
+    """Return `name(x)`, for a name in UNARY; "isnan" gives a bool."""
     if name == "not" and x.is_const and x.dtype.kind == "b":
         return const(not x.attr, x.dtype)
     if name == "neg" and x.is_const:
@@ -292,12 +294,12 @@ def unary(name: str, x: Expr) -> Expr:
 
 
 def fma(x: Expr, y: Expr, z: Expr) -> Expr:
-    """`x * y + z` of floats, rounded once."""
+    """Return `x * y + z` of floats, rounded once."""
     return Expr("fma", (x, y, z), x.dtype)
 
 
 def compare(name: str, x: Expr, y: Expr) -> Expr:
-    """A bool; every comparison with a NaN is false, but for "ne"."""
+    """Return a comparison, a bool. With a NaN it is false, except for "ne"."""
     _same(name, x, y)
     if x.is_const and y.is_const and name in _FOLD_COMPARE:
         return const(_FOLD_COMPARE[name](x.attr, y.attr), dtypes.bool_)
@@ -305,7 +307,7 @@ def compare(name: str, x: Expr, y: Expr) -> Expr:
 
 
 def select(test: Expr, x: Expr, y: Expr) -> Expr:
-    """`x if test else y`; both sides are evaluated, so neither may trap."""
+    """Return `x if test else y`; both are evaluated, so neither may trap."""
     _same("select", x, y)
     if test.is_const:
         return x if test.attr else y
@@ -319,13 +321,13 @@ def select(test: Expr, x: Expr, y: Expr) -> Expr:
 
 
 def _is_zero(x: Expr) -> bool:
-    """Whether `x` is the constant of which all bits are 0."""
+    """Return whether `x` is a constant whose bits are all 0."""
     return x.is_const and x.attr == 0 and math.copysign(1.0, x.attr) > 0
 
 
 def cast(x: Expr, dtype: DType) -> Expr:
-    """`x` converted: to nearest even for floats, saturating from float to integer (NaN
-    gives 0), wrapping between integers, `x != 0` to bool."""
+    """Return `x` converted: to nearest even for floats, saturating from float to
+    integer (NaN gives 0), wrapping between integers, `x != 0` to bool."""
     if x.dtype is dtype:
         return x
     if x.is_const and (x.dtype.kind != "f" or dtype.kind == "f"):
@@ -336,17 +338,17 @@ def cast(x: Expr, dtype: DType) -> Expr:
 
 
 def bitcast(x: Expr, dtype: DType) -> Expr:
-    """The bits of `x` read as `dtype`, of the same width."""
+    """Return the bits of `x` as `dtype`, which has the same width."""
     return x if x.dtype is dtype else Expr("bitcast", (x,), dtype)
 
 
 def call(name: str, *args: Expr) -> Expr:
-    """A function in MATH, kept as one node until `loop_ir.math` expands it."""
+    """Return a function in MATH, one node until `loop_ir.math` expands it."""
     return Expr(name, args, args[0].dtype)
 
 
 def all_of(tests: Sequence[Expr]) -> Expr:
-    """The conjunction of `tests`; true when there are none."""
+    """Return the conjunction of `tests`; true if there are none."""
     result = const(True, dtypes.bool_)
     for test in tests:
         result = binary("and", result, test)
@@ -354,7 +356,7 @@ def all_of(tests: Sequence[Expr]) -> Expr:
 
 
 def floor_div(x: Expr, y: Expr) -> Expr:
-    """Integer division towards minus infinity; `y` is not 0."""
+    """Return the integer quotient, rounded to minus infinity; `y` is not 0."""
     if x.is_const and y.is_const:
         return const(x.attr // y.attr, x.dtype)
     if y.is_const and y.attr == 1:
@@ -370,7 +372,7 @@ def floor_div(x: Expr, y: Expr) -> Expr:
 
 
 def floor_mod(x: Expr, y: Expr) -> Expr:
-    """Integer remainder with the sign of `y`; `y` is not 0."""
+    """Return the integer remainder with the sign of `y`, which is not 0."""
     if x.is_const and y.is_const:
         return const(x.attr % y.attr, x.dtype)
     if x.dtype.kind == "u":
@@ -385,7 +387,7 @@ def floor_mod(x: Expr, y: Expr) -> Expr:
 
 
 def _truncated(x: Expr, y: Expr) -> Expr:
-    """`x / y` truncated, with `INT_MIN / -1` wrapping instead of trapping."""
+    """Return `x / y` truncated; `INT_MIN / -1` wraps instead of trapping."""
     if y.is_const and y.attr != -1:
         return binary("div", x, y)
     minus_one = compare("eq", y, const(-1, y.dtype))
@@ -394,7 +396,7 @@ def _truncated(x: Expr, y: Expr) -> Expr:
 
 
 def _rounds_up(x: Expr, y: Expr) -> Expr:
-    """Whether truncation of `x / y` rounded towards plus infinity."""
+    """Return whether truncation of `x / y` rounds to plus infinity."""
     zero = const(0, x.dtype)
     remainder = sub(x, mul(_truncated(x, y), y))
     signs = compare("ne", compare("lt", remainder, zero), compare("lt", y, zero))
@@ -402,13 +404,13 @@ def _rounds_up(x: Expr, y: Expr) -> Expr:
 
 
 def wrap_index(position: Expr, extent: Expr) -> Expr:
-    """A position counted from the end where it is negative, as Python's are."""
+    """Return a position that counts from the end if it is negative, as in Python."""
     return select(compare("lt", position, index(0)), add(position, extent), position)
 
 
 def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
-    """`node` of other operands, folded as if it were made of them."""
-    if args == node.args:  # nodes are equal if they are the same
+    """Return `node` with other operands, folded as by its constructor."""
+    if args == node.args:  # nodes compare by identity
         return node
     op = node.op
     if op in BINARY:
@@ -427,15 +429,16 @@ def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
 
 
 def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
-    """`expr` with every node for which `leaf` gives another replaced, bottom shared."""
+    """Return `expr` with each node for which `leaf` returns another one replaced.
+    Shared nodes are visited once."""
     if not expr.args:  # a constant or a variable, as most are
         return leaf(expr) or expr
     memo: dict[Expr, Expr] = {}
 
     def visit(node: Expr) -> Expr:
-        known = memo.get(node)
-        if known is not None:
-            return known
+        rewritten = memo.get(node)
+        if rewritten is not None:
+            return rewritten
         new = leaf(node)
         if new is None:
             args = tuple([visit(a) for a in node.args])

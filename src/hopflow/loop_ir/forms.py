@@ -1,11 +1,11 @@
-"""The form of statements: that of others which differ in variables and buffers alone.
+"""The form of statements, which is equal if only variables and buffers differ.
 
     for i2 in 0..8:                      for i7 in 0..8:
         b1[i2] = in0[i2] * t3                b6[i7] = b1[i7] * t9
 
-have one form, in which variables and buffers are numbers in the order of the text, and
-sites are counted from the first. Code for one is code for the other, given what it is
-to read and write, and where its sites begin.
+have one form, in which variables and buffers are numbered in the order of the text, and
+sites are counted from the first. The code of one also runs the other, if it is passed
+the variables, the buffers and the first site.
 """
 
 from collections.abc import Hashable, Sequence
@@ -32,11 +32,11 @@ from hopflow.loop_ir.program import (
 class Form:
     """The form of statements.
 
-    key         what two have in common if they have the same form; None: there are
-                statements that find memory, or call Python
-    variables   those that are named, in the order of the text
-    buffers     likewise
-    first_site  the site that is named first; None: there is none
+    key         equal for statements of one form; None: a statement allocates memory or
+                calls Python
+    variables   the variables, in the order of the text
+    buffers     the buffers, in the order of the text
+    first_site  the first site that is used, or None
     """
 
     def __init__(self, statements: Sequence[Stmt]) -> None:
@@ -62,36 +62,39 @@ class Form:
         return True
 
     def _statement(self, statement: Stmt) -> bool:
-        own: tuple[Hashable, ...]
+        attributes: tuple[Hashable, ...]
         match statement:
             case Let() | Declare() | Assign():
-                own = (self._variable(statement.var),)
+                attributes = (self._variable(statement.var),)
             case Accumulate():
-                own = (self._variable(statement.var), statement.combine)
+                attributes = (self._variable(statement.var), statement.combine)
             case Store():
-                own = (self._buffer(statement.buffer),)
+                attributes = (self._buffer(statement.buffer),)
             case Copy():
-                own = (self._buffer(statement.target), self._buffer(statement.source))
+                attributes = (
+                    self._buffer(statement.target),
+                    self._buffer(statement.source),
+                )
             case Trap():
-                own = (self._site(statement.site),)
+                attributes = (self._site(statement.site),)
             case Call():
-                own = (
+                attributes = (
                     statement.routine,
                     self._site(statement.site),
                     *map(self._argument, statement.args),
                 )
             case For():
-                own = (
+                attributes = (
                     self._variable(statement.var),
                     statement.independent,
                     statement.binding,
                 )
             case While() | If():
-                own = ()
+                attributes = ()
             case _:
                 return False
         roots = self._expressions(walk.expressions(statement))
-        self._tokens.append((type(statement).__name__, own, roots))
+        self._tokens.append((type(statement).__name__, attributes, roots))
         return True
 
     def _expressions(self, roots: Sequence[Expr]) -> tuple[int, ...]:
@@ -104,7 +107,7 @@ class Form:
         return tuple(self._nodes[root] for root in roots)
 
     def _argument(self, argument: Ref | Expr) -> Hashable:
-        """An argument of a call, but for its expressions."""
+        """Return an argument of a call, without its expressions."""
         if not isinstance(argument, Ref):
             return None
         return self._buffer(argument.buffer), len(argument.at)
@@ -122,11 +125,11 @@ class Form:
                 return self._variable(node.attr)
             case Buffer():
                 return self._buffer(node.attr)
-            case float():  # 0.0 is not -0.0, and each NaN is one
+            case float():  # 0.0 is not -0.0, and all NaNs are equal
                 return node.attr.hex()
             case _:
-                known: Hashable = node.attr
-                return known
+                attribute: Hashable = node.attr
+                return attribute
 
     def _variable(self, var: Var) -> int:
         if var not in self.variables:

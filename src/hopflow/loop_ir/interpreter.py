@@ -1,8 +1,8 @@
-"""The reference interpreter: what a program means, statement by statement.
+"""The reference interpreter: runs a program statement by statement.
 
-It runs every binding as what it stands for. The statements of a body run for a list of
-*lanes*: one lane in serial code, `width` of them in a gang, where the lanes that an
-`If` or a `While` leaves out are the ones under a mask. The iterations of a GPU axis are
+It runs every binding according to its definition. The statements of a body run for a
+list of *lanes*: one lane in serial code, `width` of them in a gang, where an `If` or a
+`While` masks the lanes that do not take it. The iterations of a GPU axis are
 generators, which take turns after every statement and wait for each other at barriers.
 """
 
@@ -42,19 +42,19 @@ from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.verifier import verify
 
 Steps: TypeAlias = Iterator[Barrier | None]
+"""A run that pauses: after a statement (None) inside a GPU axis, or at a barrier."""
 Host: TypeAlias = Callable[[int, Sequence[NDArray], Sequence[NDArray]], None]
-"""(site, operands, results to be written)."""
-"""A run that pauses: after a statement (None) within a GPU axis, or at a barrier."""
+"""Takes the site, the operands, and the results to be written."""
 
 CHUNKS: Final = 4
-"""How many pieces the iterations of a loop over threads are cut into."""
+"""The number of chunks into which the iterations of a loop over threads are cut."""
 
 TURNS: Final = (1, 2, 8, 10_000)
-"""How many statements an iteration of a GPU axis may run before another goes on."""
+"""How many statements an iteration of a GPU axis may run before another continues."""
 
 
 class Trapped(HopflowError):
-    """A program stopped: at a `Trap`, or after a routine that failed (its status)."""
+    """A program stopped at a `Trap`, or after a routine failed (with its status)."""
 
     def __init__(self, site: int, values: tuple[int, ...] = ()) -> None:
         self.site, self.values = site, values
@@ -62,7 +62,7 @@ class Trapped(HopflowError):
 
 
 class Lane:
-    """One thread of control: its variables, and which memory each buffer is."""
+    """A thread of control: its variables, and the memory of each buffer."""
 
     def __init__(
         self, outer: "Lane | None", memory: dict[Buffer, Storage], takes_turns: bool
@@ -71,7 +71,7 @@ class Lane:
         self.vars: dict[Var, Any] = {}
 
     def fork(self, var: Var, position: int) -> "Lane":
-        """A lane for one iteration: its own variables, and those of this lane."""
+        """Return a lane of one iteration: its variables, and those of this lane."""
         lane = Lane(self, self.memory, self.takes_turns)
         lane.vars[var] = np.int64(position)
         return lane
@@ -104,17 +104,17 @@ def run(
     Args:
         sizes: One for each of the program's sizes.
         inputs: One for each of its inputs, of its shape and dtype.
-        seed: Decides the order of what has none: threads, and GPU iterations.
-        offsets: Where in one arena each buffer lies (those that are left out have
-            memory of their own); by default all have.
-        host: What a `HostCall` calls, and a `Tick` each time.
+        seed: Decides the order of concurrent iterations: of threads and GPU axes.
+        offsets: The offsets of buffers in one arena. Buffers that are left out, by
+            default all, have memory of their own.
+        host: The function that each `HostCall` and each `Tick` calls.
 
     Raises:
-        Trapped: A `Trap` held, or a routine failed.
+        Trapped: The test of a `Trap` held, or a routine failed.
         MemoryError: A size is negative.
         LoopIRError: The program breaks a rule of the Loop IR: one that the verifier
-            knows, or one that shows only in a run (an index out of range, a read of
-            memory never written, a barrier that some iterations do not reach).
+            checks, or one that is only checked at runtime (an index out of range, a
+            read of uninitialised memory, a barrier that some iterations miss).
     """
     verify(program)
     interpreter = _Interpreter(seed, host)
@@ -134,7 +134,7 @@ class _Interpreter:
         self.random = random.Random(seed)
         self.allocator = Allocator()
         self.shared: list[Buffer] = []
-        self.first_site = 0  # of the function that is being run
+        self.first_site = 0  # of the running function
         self._compiled: dict[Expr, Callable[[Lane], Any]] = {}
         self._simple: dict[type, Callable[[Any, Lane], None]] = {
             Let: self._define,
@@ -159,7 +159,7 @@ class _Interpreter:
         inputs: Sequence[NDArray],
         offsets: Mapping[Buffer, Expr],
     ) -> Lane:
-        """The lane in which the program's body runs."""
+        """Return the lane in which the program's body runs."""
         lane = Lane(None, {}, takes_turns=False)
         for var, size in zip(program.sizes, sizes, strict=True):
             lane.vars[var] = np.int64(size)
@@ -170,21 +170,21 @@ class _Interpreter:
                     f"input `{buffer.name}` must be {buffer.dtype}{list(shape)}, "
                     f"and is {array.dtype}{list(array.shape)}"
                 )
-            if buffer.space == "output":  # given, and written over
+            if buffer.space == "output":  # a donated input
                 array = array.copy()
-            lane.memory[buffer] = self.allocator.given(array)
+            lane.memory[buffer] = self.allocator.wrap(array)
         for buffer in program.constants:
-            lane.memory[buffer] = self.allocator.given(np.asarray(buffer.data))
-        later = walk.allocated(program.body)
+            lane.memory[buffer] = self.allocator.wrap(np.asarray(buffer.data))
+        allocated = walk.allocated(program.body)
         for buffer in (*program.outputs, *program.arena):
-            if buffer in later:
+            if buffer in allocated:
                 continue
             shape = self.shape(buffer, lane)
             if buffer not in offsets and buffer not in lane.memory:
                 lane.memory[buffer] = self.allocator.fresh(buffer, shape)
         shapes = {b: self.shape(b, lane) for b in offsets}
-        places = {b: int(self.value(at, lane)) for b, at in offsets.items()}
-        lane.memory.update(self.allocator.laid_out(shapes, places))
+        positions = {b: int(self.value(at, lane)) for b, at in offsets.items()}
+        lane.memory.update(self.allocator.laid_out(shapes, positions))
         self.shared = [b for b in program.arena if b.space == "shared"]
         return lane
 
@@ -194,7 +194,7 @@ class _Interpreter:
     # --- expressions
 
     def value(self, expr: Expr, lane: Lane) -> Any:
-        """The value of `expr` in `lane` now."""
+        """Return the current value of `expr` in `lane`."""
         function = self._compiled.get(expr)
         if function is None:
             function = self._compiled[expr] = _compile(expr)
@@ -203,7 +203,7 @@ class _Interpreter:
     def values(self, exprs: Sequence[Expr], lane: Lane) -> list[Any]:
         return [self.value(e, lane) for e in exprs]
 
-    # --- statements that every lane runs by itself
+    # --- statements that each lane runs independently
 
     def _define(self, s: Let | Declare, lane: Lane) -> None:
         lane.vars[s.var] = self.value(s.value, lane)
@@ -294,7 +294,7 @@ class _Interpreter:
     def _parts(
         self, s: HostCall | Invoke, lane: Lane
     ) -> tuple[list[NDArray], list[NDArray]]:
-        """The arrays that a call gets for its operands and its results."""
+        """Return the arrays that are a call's operands and results."""
         operands = [self._read_part(ref, lane) for ref in s.operands]
         return operands, [self._write_part(ref, lane) for ref in s.results]
 
@@ -312,14 +312,14 @@ class _Interpreter:
     def _tick(self, s: Tick, lane: Lane) -> None:
         if self.host is None:
             raise LoopIRError("the program tells its progress, and was given no `host`")
-        told = [np.asarray(x) for x in self.values((s.done, s.total), lane)]
-        if s.ends or told[0] != told[1]:
-            self.host(self.first_site + s.site, told, [])
+        progress = [np.asarray(x) for x in self.values((s.done, s.total), lane)]
+        if s.ends or progress[0] != progress[1]:
+            self.host(self.first_site + s.site, progress, [])
 
     # --- control flow
 
     def body(self, statements: Sequence[Stmt], lanes: list[Lane]) -> Steps:
-        """Run statements for `lanes`, each for all of them before the next."""
+        """Run each statement for all `lanes` before the next one."""
         for s in statements:
             simple = self._simple.get(type(s))
             if simple is not None:
@@ -339,9 +339,9 @@ class _Interpreter:
     def _if(self, s: If, lanes: list[Lane]) -> Steps:
         taken = [bool(self.value(s.test, lane)) for lane in lanes]
         for body, side in ((s.then, True), (s.else_, False)):
-            here = [lane for lane, t in zip(lanes, taken, strict=True) if t is side]
-            if here:
-                yield from self.body(body, here)
+            active = [lane for lane, t in zip(lanes, taken, strict=True) if t is side]
+            if active:
+                yield from self.body(body, active)
 
     def _while(self, s: While, lanes: list[Lane]) -> Steps:
         while lanes:
@@ -364,10 +364,10 @@ class _Interpreter:
                 if kind == "threads":
                     order = self._shuffled_chunks(order)
                 for i in order:
-                    here = [lane for lane, n in extents if i < n]
-                    for lane in here:
+                    active = [lane for lane, n in extents if i < n]
+                    for lane in active:
                         lane.vars[s.var] = np.int64(i)
-                    yield from self.body(s.body, here)
+                    yield from self.body(s.body, active)
 
     def _shuffled_chunks(self, order: list[int]) -> list[int]:
         size = max(1, -(-len(order) // CHUNKS))
@@ -388,7 +388,7 @@ class _Interpreter:
     # --- GPU axes
 
     def _axis(self, s: For, outer: Lane, extent: int) -> Steps:
-        """Run all iterations of a GPU axis at once, in an order of chance."""
+        """Run all iterations of a GPU axis concurrently, in a random order."""
         lanes = [self._iteration(s, outer, i) for i in range(extent)]
         running = {i: self.body(s.body, [lane]) for i, lane in enumerate(lanes)}
         waiting: dict[int, Barrier] = {}
@@ -412,7 +412,7 @@ class _Interpreter:
         self._check_swaps(s, outer, lanes)
 
     def _turn(self, iteration: Steps) -> "Barrier | Literal['done'] | None":
-        """Let one iteration go on for a while, to a barrier at most."""
+        """Continue one iteration for a random while, to a barrier at most."""
         for _ in range(self.random.choice(TURNS)):
             step = next(iteration, "done")
             if step is not None:
@@ -428,10 +428,10 @@ class _Interpreter:
                 lane.memory[b] = self.allocator.fresh(b, self.shape(b, lane))
         return lane
 
-    def _arrived(self, s: For, barriers: set[Barrier], all_of_them: bool) -> Steps:
-        """Let iterations go on that all wait; first for the outer axes, if the barrier
-        is theirs too."""
-        if not all_of_them or len(barriers) > 1:
+    def _arrived(self, s: For, barriers: set[Barrier], all_wait: bool) -> Steps:
+        """Continue iterations that all wait at a barrier, after those of the outer axes
+        if the barrier is for these too."""
+        if not all_wait or len(barriers) > 1:
             raise LoopIRError(
                 f"not all iterations of `{s.var.name}` ({s.binding.kind}) arrive at "
                 "the same barrier"
@@ -441,7 +441,7 @@ class _Interpreter:
             yield barrier
 
     def _check_swaps(self, s: For, outer: Lane, lanes: list[Lane]) -> None:
-        """Take over the buffers that all iterations have swapped in the same way."""
+        """Adopt the buffers that all iterations have swapped in the same way."""
         if not lanes:
             return
         buffers = [b for b in outer.memory if b not in self.shared]
@@ -454,7 +454,7 @@ class _Interpreter:
 
 
 def _compile(expr: Expr) -> Callable[[Lane], Any]:
-    """`expr` as a function of a lane, which computes each shared node once."""
+    """Return `expr` as a function of a lane, which computes each shared node once."""
     order = walk.nodes(expr)
     slots = {node: slot for slot, node in enumerate(order)}
     steps = [(_step(node), [slots[a] for a in node.args]) for node in order]
@@ -469,7 +469,7 @@ def _compile(expr: Expr) -> Callable[[Lane], Any]:
 
 
 def _step(node: Expr) -> Callable[..., Any]:
-    """`node` as a function of a lane and the values of its operands."""
+    """Return `node` as a function of a lane and the values of its operands."""
     attr = node.attr
     if node.op == "const":
         value = scalars.scalar(attr, node.dtype)

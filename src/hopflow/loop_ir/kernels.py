@@ -1,9 +1,9 @@
-"""What an operation lowers to: kernels and regions, before any loop exists.
+"""The kernels and regions that operations lower to, before loops exist.
 
-`OpDef.lower(*operands, **params)` returns one `Kernel` for each result (a tuple where
-there are several). A kernel says what each element *is*, as a pure function of its
-index; the schedule decides where it is computed, fused or stored. Operators with
-subgraphs return a region.
+`OpDef.lower(*operands, **params)` returns one `Kernel` for each result (a tuple if
+there are several). A kernel defines each element as a pure function of its index; the
+schedule decides where it is computed, fused or stored. Operators with subgraphs return
+a region.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ from hopflow.symbolic.size import Size
 
 
 class Operand(Protocol):
-    """A value as a lowering rule sees it: a type, and its elements by index."""
+    """A value as a lowering rule sees it: its type, and its elements by index."""
 
     @property
     def type(self) -> TensorType: ...
 
     def __getitem__(self, at: Index, /) -> Expr:
-        """The element at `at`, one i64 expression an axis, in range."""
+        """Return the element at `at`, one i64 expression for each axis, in range."""
         ...
 
     def where(self, condition: Expr, at: Index, otherwise: Expr) -> Expr:
-        """The element at `at` where `condition` holds. Elsewhere `otherwise`: `at` may
-        be out of range then, for nothing is read."""
+        """Return the element at `at` if `condition` holds, and `otherwise` if not: then
+        nothing is read, so `at` may be out of range."""
         ...
 
 
@@ -36,7 +36,8 @@ class Operand(Protocol):
 class Check:
     """`holds(i)` for all `i` in `shape`, or the program stops with an error of `kind`.
 
-    Runs when the program reaches the operation, before any of its elements is computed.
+    It runs when the program reaches the operation, before any of its elements is
+    computed.
     """
 
     kind: Literal["index", "divide", "power", "check", "range"]
@@ -49,7 +50,7 @@ class Check:
 class Pointwise:
     """`element(i)` for each `i` in the result's shape.
 
-    `is_view`: an element is one element of one operand, moved; never worth storing.
+    `is_view`: each element is an element of one operand, moved; never worth storing.
     """
 
     element: Callable[[Index], Expr]
@@ -61,11 +62,11 @@ class Pointwise:
 class Reduction:
     """For each `i` in the result's shape, combine `element(i, r)` over `r` in `space`.
 
-    element   gives one expression for each accumulator
-    init      the accumulators' first values
+    element   returns one expression for each accumulator
+    init      the initial values of the accumulators
     combine   a name ("add", "mul", "min", "max", "and", "or") for one accumulator with
-              a neutral `init`: any order; or a function (accumulators, elements) ->
-              accumulators, run in order of `r`
+              a neutral `init`: in any order; or a function (accumulators, elements) ->
+              accumulators, applied in order of `r`
     finish    the result, from (i, accumulators); the first accumulator by default
     A reduction with several results is one `Reduction` with several `finish`.
     """
@@ -83,7 +84,7 @@ class Reduction:
 class Prefix:
     """A cumulative reduction along `axis`: r[i] = combine(r[i - 1], element(i)).
 
-    The first along `axis` is `combine(init, element)`; `reverse` starts from the end.
+    The first one along `axis` is `combine(init, element)`; `reverse` starts at the end.
     """
 
     axis: int
@@ -95,11 +96,11 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """`base` with elements replaced: for each `u` in `space`, at `position(u)`.
+    """`base` with elements replaced: for each `u` in `space`, that at `position(u)`.
 
-    combine   None to set, else (old, new) -> value. Where positions repeat, the updates
-              are applied in order of `u`.
-    keep      None, or a test: an update for which it is false is left out.
+    combine   None to set, else (old, new) -> value. Updates of one position are applied
+              in order of `u`.
+    keep      None, or a test: updates for which it is false are dropped.
     """
 
     base: Operand
@@ -113,8 +114,8 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """The `i` < `length` for which `keep((i,))` holds, ascending: as many as there is
-    room for in the result, which has one axis; and 0 where there are fewer."""
+    """The `i` < `length` for which `keep((i,))` holds, ascending. The result has one
+    axis: excess indices are dropped, and missing ones are 0."""
 
     length: Size
     keep: Callable[[Index], Expr]
@@ -124,16 +125,16 @@ class Compact:
 class Library:
     """Results written by a routine of `loop_ir.routines` (GEMM, LAPACK, sort).
 
-    The routine gets, for each index of the leading `batch` axes (which all operands and
-    results share), dense row-major sub-arrays of the operands, of the results, and of
+    For each index of the leading `batch` axes, which all operands and results share,
+    the routine takes dense row-major sub-arrays of the operands, of the results, and of
     the workspace, and then `scalars`.
 
     overwrites   for each result, the operand that it starts as a copy of (LAPACK works
                  in place; that operand is then not passed itself), or None
     workspace    types of scratch arrays, without batch axes
-    can_fail     the routine returns a status; other than 0 it is a "library" trap
-    takes_transposed   of its two operands each may be transposed in memory: the routine
-                 is then that of the name with `_tn`, `_nt` or `_tt`
+    can_fail     the routine returns a status; if it is not 0, it is a "library" trap
+    takes_transposed   each of the two operands may be transposed in memory: then the
+                 routine's name has the suffix `_tn`, `_nt` or `_tt`
     """
 
     routine: str
@@ -148,21 +149,21 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """No result: only checks (`hf.check`)."""
+    """No result, only checks (`hf.check`)."""
 
     checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """Results written by a Python function, the node's own, from dense operands."""
+    """Results written by the node's Python function, from dense operands."""
 
     operands: tuple[Operand, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """Results written by a function, the code of `graph`, from dense operands: one for
+    """Results written by a function, the code of `graph`, from dense operands, one for
     each input of the graph."""
 
     graph: Graph
@@ -182,12 +183,12 @@ Kernel: TypeAlias = (
 )
 
 
-# --- regions: what operators with subgraphs lower to ---------------------------------
+# --- regions: what operators with subgraphs lower to ----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """The graph's results for these operands, in place."""
+    """The results of a graph for these operands, in place."""
 
     graph: Graph
     operands: tuple[Any, ...]
@@ -195,8 +196,9 @@ class Inline:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The results of `branches[selector]`, run alone. `selector` is i64[] in range, or
-    bool[] (then `branches` are the false and the true one, in this order)."""
+    """The results of `branches[selector]`, the only one that runs. `selector` is i64[]
+    in range, or bool[] (then `branches` are the false and the true one, in this
+    order)."""
 
     selector: Any
     branches: tuple[Graph, ...]
@@ -208,11 +210,12 @@ class WhileLoop:
     """`carry, ys = body(invariants, carry)` while `test(invariants, carry)`.
 
     Both graphs take the inputs `(*before, *carry, *after)`: symbols, carry, captures.
-    `test` returns a bool[], `body` the carry and what is stacked along axis 0, as many
-    rows as there are steps. `max_steps` exceeded is a "limit" trap; stacks then have
-    room for so many rows at once, and else grow.
-    A loop that `ticks` tells Python how far it is; it makes no more steps than from the
-    first of the `bounds` to the second, if it has them: operands, or constants.
+    `test` returns a bool[]; `body` returns the carry, and values that are stacked along
+    axis 0, one row for each step. More than `max_steps` steps are a "limit" trap;
+    stacks are then allocated for so many rows, and otherwise grow.
+
+    A loop with `ticks` reports its progress to Python. If it has `bounds`, operands or
+    constants, it makes at most as many steps as from the first to the second.
     """
 
     test: Graph
@@ -231,9 +234,9 @@ class CountedLoop:
 
     slices    `xs` indexed along axis 0 by the step; `ys` are stacked along axis 0
     reverse   steps run from the last index to the first
-    independent   there is no carry, and steps may run in any order or at once
-    unroll    how many steps the code has in a row
-    ticks     Python is told how far it is
+    independent   there is no carry, and steps may run in any order or in parallel
+    unroll    by how many steps the code is unrolled
+    ticks     whether the loop reports its progress to Python
     """
 
     body: Graph
@@ -256,7 +259,7 @@ Lowered: TypeAlias = Kernel | tuple[Kernel, ...] | Region
 
 
 def broadcast_index(at: Index, shape: Sequence[Size]) -> Index:
-    """The index into an operand of `shape` for index `at` of a broadcast result."""
+    """Return the index into an operand of `shape` for a broadcast result's index."""
     offset = len(at) - len(shape)
     return tuple(
         index(0) if is_one(n) else at[offset + axis] for axis, n in enumerate(shape)
@@ -264,5 +267,5 @@ def broadcast_index(at: Index, shape: Sequence[Size]) -> Index:
 
 
 def elements(operand: Operand, at: Index) -> Expr:
-    """The element of `operand` that broadcasting puts at `at` of the result."""
+    """Return the element of `operand` that is broadcast to `at` in the result."""
     return operand[broadcast_index(at, operand.type.shape)]

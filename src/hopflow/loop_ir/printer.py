@@ -1,9 +1,8 @@
-"""Programs as text: stable, for people and for tests.
+"""Programs as text, which is stable, for people and for tests.
 
-An expression is written infix with as few parentheses as it needs. What occurs more
-than once in a statement and is long gets a name, in a line `%0 = ...` before it, and so
-do the parts of an expression that would make a line too long: the text never grows
-faster than the program.
+An expression is written infix with as few parentheses as possible. A long part that
+occurs more than once in a statement is named in a line `%0 = ...` before it, and so are
+parts that would make a line too long: the text never grows faster than the program.
 """
 
 import zlib
@@ -41,17 +40,17 @@ from hopflow.loop_ir.program import (
 )
 
 LONG_SHARED: Final = 80
-"""Characters from which on a part that occurs twice in a statement gets a name."""
+"""Parts of at least so many characters that occur twice in a statement are named."""
 LONG: Final = 400
-"""Characters from which on any part of an expression gets a name."""
+"""Parts of an expression of at least so many characters are named."""
 SHOWN: Final = 8
-"""Elements of a constant buffer that are printed; of a larger one, a checksum."""
+"""A constant buffer of at most so many elements is printed; of others, a checksum."""
 
 
 # --- expressions ----------------------------------------------------------------------
 
 
-# Python's precedences, the loosest first.
+# Python's precedences, the lowest first.
 _OR, _AND, _NOT, _COMPARISON, _BIT_OR, _BIT_XOR, _BIT_AND, _SHIFT, _SUM, _PRODUCT = (
     range(10)
 )
@@ -80,13 +79,13 @@ _KEEPS_DTYPE: Final = frozenset(
     "neg abs add sub mul div rem min max and or xor shl lshr ashr".split()
 )
 _PLAIN: Final = (dtypes.bool_, dtypes.int64, dtypes.float32)
-"""Types of constants that are printed without their type, anywhere."""
+"""The dtypes whose constants are always printed without a dtype."""
 
-_Text = tuple[str, int]  # and how tightly it binds
+_Text = tuple[str, int]  # a text and its precedence
 
 
 class Namer:
-    """The text of one statement's expressions, and lines that name parts of them."""
+    """Formats the expressions of one statement; `lines` name parts of them."""
 
     def __init__(self, roots: Sequence[Expr]) -> None:
         self.lines: list[str] = []
@@ -96,7 +95,7 @@ class Namer:
         self._uses.update(roots)
 
     def text(self, root: Expr, typed: bool = True) -> str:
-        """The text of `root`; `typed` if what stands around it tells its dtype."""
+        """Return the text of `root`; `typed` if the context implies its dtype."""
         return self._visit(root, typed)[0]
 
     def _visit(self, root: Expr, typed: bool) -> _Text:
@@ -116,17 +115,17 @@ class Namer:
         return texts[(root, typed)]
 
     def _operands(self, node: Expr, typed: bool) -> list[tuple[Expr, bool]]:
-        """The operands, each with whether its dtype is known from around it."""
+        """Return the operands, each with whether the context implies its dtype."""
         args = node.args
         if node.op in ("load", "element"):
             return [(a, True) for a in args]
         if node.op == "select" and len(args) == 3:
-            return [(args[0], True), *_alike(args[1:], typed)]
+            return [(args[0], True), *_same_dtype(args[1:], typed)]
         if node.op in COMPARE:
-            return _alike(args, False)
+            return _same_dtype(args, False)
         if node.op in ("cast", "bitcast", "isnan"):
             return [(a, False) for a in args]
-        return _alike(args, typed)
+        return _same_dtype(args, typed)
 
     def _named(self, node: Expr, text: _Text, is_root: bool) -> _Text:
         long = LONG_SHARED if self._uses[node] > 1 else LONG
@@ -162,24 +161,24 @@ class Namer:
         if len(texts) == 1 and op in ("neg", "not"):
             sign, binds = ("not ", _NOT) if is_bool else ("-", _SIGN)
             sign = "~" if op == "not" and not is_bool else sign
-            return sign + _within(texts[0], binds), binds
+            return sign + _parenthesised(texts[0], binds), binds
         infix = _LOGICAL.get(op) if is_bool else None
         infix = infix or _INFIX.get(op)
         if infix and len(texts) == 2:
             symbol, binds = infix
-            # All but comparisons group to the left.
-            left = _within(texts[0], binds + (op in COMPARE))
-            return f"{left} {symbol} {_within(texts[1], binds + 1)}", binds
+            # All operators except comparisons associate to the left.
+            left = _parenthesised(texts[0], binds + (op in COMPARE))
+            return f"{left} {symbol} {_parenthesised(texts[1], binds + 1)}", binds
         return f"{op}({inner})", _ATOM
 
 
-def _alike(args: Sequence[Expr], typed: bool) -> list[tuple[Expr, bool]]:
-    """Operands of one dtype: any that is no constant tells it for those that are."""
-    told = typed or any(not a.is_const for a in args)
-    return [(a, told if a.is_const else typed) for a in args]
+def _same_dtype(args: Sequence[Expr], typed: bool) -> list[tuple[Expr, bool]]:
+    """Return operands of one dtype, which any that is no constant implies."""
+    implied = typed or any(not a.is_const for a in args)
+    return [(a, implied if a.is_const else typed) for a in args]
 
 
-def _within(text: _Text, binds: int) -> str:
+def _parenthesised(text: _Text, binds: int) -> str:
     return text[0] if text[1] >= binds else f"({text[0]})"
 
 
@@ -197,7 +196,7 @@ def _constant(value: Any, dtype: DType, typed: bool) -> _Text:
 
 
 def format_expr(expr: Expr) -> str:
-    """`expr` as one text, with the lines before it that name its parts."""
+    """Return the text of `expr`, after the lines that name its parts."""
     namer = Namer([expr])
     text = namer.text(expr)
     return "\n".join([*namer.lines, text])
@@ -217,7 +216,7 @@ _ACCUMULATE: Final = {
 
 
 def _simple(s: Stmt, text: Callable[..., str]) -> str:
-    """The line of a statement without bodies; `text` writes its expressions."""
+    """Return the line of a statement without bodies; `text` formats its expressions."""
     match s:
         case Let() | Declare():
             keyword = "let" if isinstance(s, Let) else "var"
@@ -241,15 +240,15 @@ def _simple(s: Stmt, text: Callable[..., str]) -> str:
             return f"call {s.routine}({args}){site}"
         case HostCall() | Invoke():
             sizes = s.sizes if isinstance(s, Invoke) else ()
-            given, made = (
+            operands, results = (
                 [_ref(r, text) for r in refs] for refs in (s.operands, s.results)
             )
-            called = f"({', '.join([*map(text, sizes), *given])})"
-            called += f" -> {', '.join(made)}" * bool(made)
+            signature = f"({', '.join([*map(text, sizes), *operands])})"
+            signature += f" -> {', '.join(results)}" * bool(results)
             if isinstance(s, HostCall):
-                return f"host {s.site}{called}"
+                return f"host {s.site}{signature}"
             sites = f" with sites from {s.site}" * bool(s.function.sites)
-            return f"invoke {s.function.name}{called}{sites}"
+            return f"invoke {s.function.name}{signature}{sites}"
         case Tick():
             notes = f"{' ends' * s.ends}{' always' * s.always}"
             return f"tick {s.site}: {text(s.done)} of {text(s.total)}{notes}"
@@ -290,7 +289,7 @@ def _for(s: For, text: Callable[..., str]) -> str:
 
 
 def _lines(s: Stmt, deep: bool = True) -> Iterator[str]:
-    """The lines of one statement; without the bodies in it unless `deep`."""
+    """Yield the lines of one statement; without its bodies unless `deep`."""
     namer = Namer(walk.expressions(s))
     text = namer.text
     match s:
@@ -327,7 +326,7 @@ def _indented(body: Sequence[Stmt], more: Sequence[str] = ()) -> Iterator[str]:
 
 
 def format_statement(statement: Stmt, *, deep: bool = False) -> str:
-    """`statement` as text; of one with bodies only the head, unless `deep`."""
+    """Return the text of `statement`; without its bodies unless `deep`."""
     return "\n".join(_lines(statement, deep))
 
 
@@ -350,12 +349,12 @@ def _buffer(buffer: Buffer) -> str:
 
 
 def format_program(program: Program) -> str:
-    """`program` as text, one statement a line, ending with a newline."""
+    """Return the text of `program`, one statement a line, with a final newline."""
     sizes = ", ".join(f"{v.name}: {v.dtype}" for v in program.sizes)
     outputs = [b for b in program.outputs if b not in program.inputs]
     buffers = (*program.inputs, *outputs, *program.arena, *program.constants)
     sites = [
-        f"site {number}: {site.what or f'{site.kind} of node {site.node}'}"
+        f"site {number}: {site.detail or f'{site.kind} of node {site.node}'}"
         for number, site in enumerate(program.sites)
     ]
     head = [f"    {line}" for line in (*map(_buffer, buffers), *sites)]

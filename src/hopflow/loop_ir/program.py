@@ -1,8 +1,8 @@
-"""The Loop IR: buffers, loops, branches and stores, ready to be emitted.
+"""The Loop IR: buffers, loops, branches and stores, ready for code generation.
 
 A `Program` is what one native entry runs. Its statements are structured; scalars are
-`Var`s, set once by `Let` or changed by `Assign`; memory is `Buffer`s, indexed by one
-i64 expression an axis. An expression is evaluated where its statement stands.
+`Var`s, set once by `Let` or changed by `Assign`; memory is `Buffer`s, with one i64
+index for each axis. An expression is evaluated at its statement.
 """
 
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from hopflow.symbolic.size import Symbol, SymInt
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How the iterations of a `For` are run; any other than "serial" needs an
-    independent axis ("vector" also takes `Accumulate`).
+    """How the iterations of a `For` run. All but "serial" require an independent loop
+    ("vector" also allows `Accumulate`).
 
-    serial   one after the other; code has `width` of them in a row
+    serial   in order; code is unrolled by `width`
     vector   `width` iterations as one vector instruction; the body has no control flow
     gang     `width` lanes under masks, control flow allowed (the ISPC model)
     threads  chunks over a thread pool
@@ -34,7 +34,7 @@ SERIAL = Binding("serial")
 
 @dataclass(eq=False, slots=True)
 class Let:
-    """Define `var`; it never changes within its scope (the enclosing body)."""
+    """Define `var`, which is constant in its scope (the enclosing body)."""
 
     var: Var
     value: Expr
@@ -42,7 +42,7 @@ class Let:
 
 @dataclass(eq=False, slots=True)
 class Declare:
-    """Bring a mutable `var` to life with a first value."""
+    """Declare a mutable `var` with an initial value."""
 
     var: Var
     value: Expr
@@ -58,8 +58,8 @@ class Assign:
 
 @dataclass(eq=False, slots=True)
 class Accumulate:
-    """`var = combine(var, value)`, in an order of the emitter's choice; see
-    `docs/notes/numerics_and_bits.md` for what it may depend on.
+    """`var = combine(var, value)`, in an order that the code generator chooses; see
+    `docs/notes/numerics_and_bits.md` for what the order may depend on.
 
     combine is one of add, mul, min, max, and, or.
     """
@@ -86,8 +86,8 @@ class Copy:
 
 @dataclass(eq=False, slots=True)
 class Swap:
-    """Exchange the memory of two buffers of one shape (a doubled carry), both in the
-    arena, or both made by an `Allocate`."""
+    """Exchange the memory of two buffers of one shape (double buffering of a carry),
+    both in the arena, or both allocated by an `Allocate`."""
 
     a: Buffer
     b: Buffer
@@ -95,8 +95,8 @@ class Swap:
 
 @dataclass(eq=False, slots=True)
 class For:
-    """`body` for `var` = 0 .. `extent` - 1. `independent` is proven: no iteration reads
-    or writes what another writes (but for `Accumulate`)."""
+    """Run `body` for `var` = 0 .. `extent` - 1. `independent` is proven: no iteration
+    reads or writes memory that another one writes (except by `Accumulate`)."""
 
     var: Var
     extent: Expr
@@ -107,7 +107,7 @@ class For:
 
 @dataclass(eq=False, slots=True)
 class While:
-    """Run `head`; while `test` (evaluated after it) holds: `body`, and `head` again."""
+    """Run `head`, then evaluate `test`; while it holds, run `body` and `head` again."""
 
     head: "list[Stmt]"
     test: Expr
@@ -125,8 +125,8 @@ class If:
 class Ref:
     """The dense sub-array `buffer[at]`, where `at` indexes leading axes only.
 
-    rows   how many indices of the last of these axes it has, from the one in `at` on;
-           None: that one, and the sub-array is without the axis
+    rows   the sub-array has so many indices of the last of these axes, from the one in
+           `at` on; None: it has that index alone, and not the axis
     """
 
     buffer: Buffer
@@ -140,7 +140,7 @@ class Ref:
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
-        """Those that say where it is."""
+        """The expressions of its position and its rows."""
         return self.at if self.rows is None else (*self.at, self.rows)
 
 
@@ -148,8 +148,8 @@ class Ref:
 class Call:
     """Call a library routine: "gemm", "potrf", ... (see `loop_ir.routines`).
 
-    args    sub-arrays (read or written, as the routine says) and scalar expressions
-    site    what the routine's failure reports (a `Trap` at this site), or None
+    args    sub-arrays (read or written, as the routine declares) and scalar expressions
+    site    the site at which a failure traps, or None
     """
 
     routine: str
@@ -159,9 +159,9 @@ class Call:
 
 @dataclass(eq=False, slots=True)
 class HostCall:
-    """Call Python, which reads all of the operands and writes all of the results.
+    """Call Python, which reads all operands and writes all results.
 
-    site   says which node's function: what it is belongs to the graph
+    site   the site whose node in the graph has the function
     """
 
     site: int
@@ -175,13 +175,13 @@ class HostCall:
 
 @dataclass(eq=False, slots=True)
 class Tick:
-    """Tell Python how far a loop is, unless it was told of this site a moment ago, or
-    another thread has begun the program.
+    """Report the progress of a loop to Python, unless this site reported a moment ago
+    or another thread has started the program.
 
-    done    the number of steps that were taken
-    total   of all; negative: not known
-    ends    there are no more: it is told though all is done
-    always  however short ago it was told
+    done    the number of completed steps
+    total   the trip count; negative if it is unknown
+    ends    the loop has ended, and reports even if `done` equals `total`
+    always  it reports however recent the last report is
     """
 
     site: int
@@ -193,11 +193,10 @@ class Tick:
 
 @dataclass(eq=False, slots=True)
 class Invoke:
-    """Call a function of the program, which reads all of the operands and writes all of
-    the results; they do not overlap, but for a result that is an operand, as it is in
-    the function.
+    """Call a function of the program, which reads all operands and writes all results.
+    They do not overlap, except for a result that is an operand in the function, too.
 
-    sizes  what the function's sizes are
+    sizes  the values of the function's sizes
     site   the first of the program's sites that are the function's in this call
     """
 
@@ -213,15 +212,15 @@ class Invoke:
 
     @property
     def passed(self) -> tuple[Ref, ...]:
-        """The memory that the function is given, once each."""
+        """The memory that the function is passed, each once."""
         pairs = zip(self.results, self.function.outputs, strict=True)
-        own = [ref for ref, b in pairs if b not in self.function.inputs]
-        return (*self.operands, *own)
+        results = [ref for ref, b in pairs if b not in self.function.inputs]
+        return (*self.operands, *results)
 
 
 @dataclass(eq=False, slots=True)
 class Trap:
-    """Leave the program with `site` as its status if `test` holds.
+    """Stop the program with `site` as its status if `test` holds.
 
     `site` indexes `Program.sites`. `values`, up to two integers, are reported with it.
     """
@@ -233,22 +232,22 @@ class Trap:
 
 @dataclass(eq=False, slots=True)
 class Barrier:
-    """All iterations of the enclosing `block` or `grid` arrive before any goes on."""
+    """Wait until all iterations of the enclosing `block` or `grid` have arrived."""
 
     scope: Literal["block", "grid"]
 
 
 @dataclass(eq=False, slots=True)
 class Allocate:
-    """Make memory for a buffer in the arena or an output, of the shape that it has now.
+    """Allocate memory for a buffer in the arena or an output, of its current shape.
 
-    What was in it is gone. The memory is freed, or the caller's, when the program ends;
-    in a loop an iteration may get that of the one before. Where there is some, and not
-    enough, there will be twice as much, or more. The lanes of a gang share it: those
-    that make it agree on the shape.
+    Its contents are undefined. The memory is freed when the program ends, or passes to
+    the caller; in a loop, an iteration may reuse that of the previous one. Memory that
+    is too small is replaced by at least twice as much. The lanes of a gang share it:
+    those that allocate it agree on the shape.
 
-    again   whether the buffer has memory, of another shape
-    keeps   whether what was in it stays: it is a stack that gets more rows
+    again   whether the buffer has memory already, of another shape
+    keeps   whether it keeps its contents, as a stack that grows by rows
     """
 
     buffer: Buffer
@@ -295,24 +294,24 @@ Kind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a program may stop, or calls Python: an error kind, "callback" or
-    "progress", and which node of the graph it is from.
+    """A point where a program may stop, or calls Python: an error kind, "callback" or
+    "progress", and the node of the graph that it comes from.
 
-    `node` is the node's number in a depth-first walk of the *graph*, so that a kernel
-    shared by equal graphs leads each to its own source line and message. A site of kind
-    "bounds" is of no node, and says by itself what was done with which buffer.
+    `node` is the node's number in a depth-first walk of the *graph*, so that equal
+    graphs that share a kernel still report their own source lines and messages. A site
+    of kind "bounds" has no node; its `detail` describes the access and the buffer.
     """
 
     kind: Kind
     node: int
-    what: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DerivedSize:
     """A size of a program that its caller computes from the values of the symbols.
 
-    node   the number of the first node that asks for it; see `Site`
+    node   the number of the first node that uses it; see `Site`
     """
 
     size: SymInt
@@ -322,7 +321,7 @@ class DerivedSize:
 @dataclass(frozen=True, slots=True)
 class SizedType:
     """The type of a value of a program, over the program's symbols, and the number of
-    the node that makes it."""
+    the node that computes it."""
 
     type: TensorType
     node: int
@@ -332,16 +331,16 @@ class SizedType:
 class Program:
     """One native entry: `sizes` are i64 parameters, then inputs, then outputs.
 
-    An "output" buffer that is among the inputs too holds both, one after the other.
-    For an output that an `Allocate` makes the caller gives words: the program puts in
-    the address of the data, and the shape.
+    An "output" buffer that is also among the inputs is updated in place. For an output
+    with an `Allocate`, the caller passes words into which the program writes the
+    address of the data, and the shape.
 
-    symbols     what the first of the sizes are the values of
-    derived     what the last of the sizes are: the caller computes them exactly, and
-                the program computes none of them again
-    types       of values whose sizes the symbols decide: the caller refuses sizes at
-                which one of them could not be addressed
-    functions   what `Invoke` calls: programs with sites of their own, from 0 on
+    symbols     the symbols whose values are the first sizes
+    derived     the definitions of the last sizes: the caller computes them exactly, and
+                the program does not compute them again
+    types       of values whose sizes depend on the symbols alone: the caller rejects
+                sizes at which one of them could not be addressed
+    functions   the programs that `Invoke` calls, with sites of their own, from 0 on
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Library routines that a program may call: what each takes, means, and how it is made.
+"""Library routines that a program may call: their arguments, results and native code.
 
 A `Call` passes the arrays in the order of `Routine.arrays`, then the `scalars` as i64
-expressions, then the `flags` as bool constants. A lowering rule's `Library` gives them
-in the order: operands, results, workspace; a result that `overwrites` an operand is an
-"inout" array, which starts as a copy of that operand.
+expressions, then the `flags` as bool constants. A lowering rule's `Library` passes the
+arrays in the order: operands, results, workspace; a result that `overwrites` an operand
+is an "inout" array, which starts as a copy of that operand.
 
 Every array is dense and row-major, of the shape that its declaration computes from the
 scalars, whatever the shape of the buffer it lies in: a vector of k elements is a matrix
@@ -15,11 +15,12 @@ For the native side, which calls Fortran's column-major routines:
   dimension n. "Pass x" below means that pointer, those dimensions.
 - Leading dimensions are max(1, .); if a result has no elements, return 0 at once.
 - Scratch (LAPACK's workspace after a query, pivots, transposed copies) comes from
-  malloc and is freed before returning; if there is none, or if a size does not fit in
+  malloc and is freed before returning; if it fails, or if a size does not fit in
   LAPACK's 32-bit integers, the status is -1.
-- The result of a call is its status: 0, or LAPACK's `info`. After another status than 0
-  what was written is undefined.
-- Matrix products are our own code, on the calling thread; the rest is Fortran's.
+- The result of a call is its status: 0, or LAPACK's `info`. If it is not 0, the
+  contents of written arrays are undefined.
+- Matrix products are native code of hopflow, on the calling thread; the rest is
+  Fortran.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +35,11 @@ Reference: TypeAlias = Callable[[Sequence[NDArray], Sequence[int]], int]
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One array that a routine takes.
+    """An array that a routine takes.
 
-    shape   each extent a scalar's name, or "min(m, n)"
-    role    "in" is read and left as it is; "out" is wholly written and never read;
-            "inout" is read and wholly written; "work" is neither before nor after
-            the call of any value
+    shape   the extent of each axis: a scalar's name, or "min(m, n)"
+    role    "in" is only read; "out" is wholly written and never read; "inout" is read
+            and wholly written; "work" is scratch, undefined before and after the call
     dtype   "f" for float32 or float64, "any", "i32" or "i64"
     """
 
@@ -69,16 +69,16 @@ class Routine:
 
     @property
     def writes(self) -> frozenset[int]:
-        """The positions of the arrays that the call changes, wholly."""
+        """The positions of the arrays that the call overwrites."""
         return self._positions("out", "inout", "work")
 
     def _positions(self, *roles: str) -> frozenset[int]:
         return frozenset(i for i, a in enumerate(self.arrays) if a.role in roles)
 
     def shapes(self, scalars: Sequence[int]) -> list[tuple[int, ...]]:
-        """The shape of each array, for these scalars."""
-        known = dict(zip(self.scalars, scalars, strict=True))
-        return [tuple(_extent(text, known) for text in a.shape) for a in self.arrays]
+        """Return the shape of each array for these scalars."""
+        values = dict(zip(self.scalars, scalars, strict=True))
+        return [tuple(_extent(text, values) for text in a.shape) for a in self.arrays]
 
 
 def _extent(text: str, scalars: Mapping[str, int]) -> int:
@@ -124,7 +124,7 @@ def _lapack(name: str, like: NDArray) -> Callable[..., Any]:
 
 
 def _fill(*arrays: NDArray) -> None:
-    """What there is no answer for is NaN, and no failure, as in JAX."""
+    """Write NaN where no result exists, which is no failure, as in JAX."""
     for array in arrays:
         array[...] = np.nan
 
@@ -394,7 +394,7 @@ def _run_argsort(arrays: Sequence[NDArray], scalars: Sequence[int]) -> int:
     return 0
 
 
-# Of at most 64 bits each.
+# The sort codes of keys, of at most 64 bits each.
 _CODES: Final = (
     Array("codes", ("n",), "work", "i64"),
     Array("sorted_codes", ("n",), "work", "i64"),

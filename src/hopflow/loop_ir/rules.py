@@ -1,4 +1,4 @@
-"""The rules that concern one node, or one call, alone: how many operands of what types.
+"""The rules for a single node or call: how many operands it has, and of what types.
 
 Each function returns which rule is broken, or None.
 """
@@ -24,7 +24,7 @@ from hopflow.loop_ir.program import Call, Ref
 from hopflow.loop_ir.routines import ROUTINES, Array, Routine
 from hopflow.loop_ir.walk import same_shape
 
-# Which kinds of dtype an operation takes; the others take all.
+# The kinds of dtype that an operation takes; the others take all.
 _KINDS: Final[dict[str, str]] = (
     dict.fromkeys("neg abs div rem".split(), "iuf")
     | dict.fromkeys("sqrt floor ceil trunc rint isnan copysign fma".split(), "f")
@@ -51,7 +51,7 @@ _ARITY: Final[dict[str, int]] = (
 
 
 def fault_of(node: Expr) -> str | None:
-    """Of a node whose operands keep the rules."""
+    """Return the rule that a node breaks, whose operands obey the rules."""
     op = node.op
     if op in ("load", "element"):
         return _read(node)
@@ -88,7 +88,7 @@ def fault_of(node: Expr) -> str | None:
 
 
 def _read(node: Expr) -> str | None:
-    """Of a buffer, or of a value before there are buffers."""
+    """Check the read of a buffer, or of a value before the schedule."""
     buffer, at = node.attr, index_of(node)
     if len(at) != len(buffer.shape):
         return f"`{buffer.name}` of {len(buffer.shape)} axes has {len(at)} indices"
@@ -141,7 +141,7 @@ _TAKES: Final = {
 
 
 def call_fault(s: Call) -> str | None:
-    """Of a call, but for what is known where it stands."""
+    """Return the rule that a call breaks, apart from those of its scope."""
     if s.routine not in ROUTINES:
         return f"there is no routine `{s.routine}`"
     routine = ROUTINES[s.routine]
@@ -172,7 +172,7 @@ def _scalars(routine: Routine, scalars: Sequence[Expr]) -> str | None:
 
 
 def ref_fault(ref: Ref) -> str | None:
-    """Whether its indices can be those of a sub-array."""
+    """Return the rule that the indices of a sub-array break."""
     name, axes = ref.buffer.name, len(ref.buffer.shape)
     if len(ref.at) > axes:
         return f"`{name}` of {axes} axes has {len(ref.at)} indices"
@@ -185,7 +185,7 @@ def ref_fault(ref: Ref) -> str | None:
 
 
 def _array(array: Array, ref: Ref) -> str | None:
-    """Whether `ref` can stand for `array`."""
+    """Check that `ref` can be passed as `array`."""
     name, buffer = array.name, ref.buffer
     fault = ref_fault(ref)
     if fault is not None:
@@ -199,7 +199,7 @@ def _array(array: Array, ref: Ref) -> str | None:
 
 
 def _aliasing(routine: Routine, refs: Sequence[Ref]) -> str | None:
-    """Floats are of one dtype; what is written is no other argument too."""
+    """Check that floats have one dtype, and that no written array is passed twice."""
     floats = {
         ref.buffer.dtype
         for array, ref in zip(routine.arrays, refs, strict=True)
@@ -209,10 +209,10 @@ def _aliasing(routine: Routine, refs: Sequence[Ref]) -> str | None:
         return f"the arrays of `{routine.name}` must be of one dtype"
     for i in routine.writes:
         for j, other in enumerate(refs):
-            one = refs[i].buffer is other.buffer and same_shape(
+            is_same = refs[i].buffer is other.buffer and same_shape(
                 refs[i].expressions, other.expressions
             )
-            if i != j and one:
+            if i != j and is_same:
                 return f"`{other.buffer.name}` is written, and passed twice"
     return None
 
@@ -220,7 +220,7 @@ def _aliasing(routine: Routine, refs: Sequence[Ref]) -> str | None:
 def _extents(
     routine: Routine, refs: Sequence[Ref], scalars: Sequence[Expr]
 ) -> str | None:
-    """Where the sizes are known, the sub-arrays have as many elements."""
+    """Check the number of elements of sub-arrays, if the sizes are constant."""
     sizes = scalars[: len(routine.scalars)]
     if not all(size.is_const for size in sizes):
         return None
@@ -228,10 +228,10 @@ def _extents(
     for array, ref, shape in zip(routine.arrays, refs, shapes, strict=True):
         extents = ref.shape
         if all(extent.is_const for extent in extents):
-            given = [extent.attr for extent in extents]
-            if prod(given) != prod(shape):
+            actual = [extent.attr for extent in extents]
+            if prod(actual) != prod(shape):
                 return (
                     f"`{array.name}` must be {list(shape)}, and `{ref.buffer.name}` "
-                    f"gives {given}"
+                    f"gives {actual}"
                 )
     return None

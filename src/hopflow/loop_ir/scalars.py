@@ -1,7 +1,7 @@
-"""What each operation of `loop_ir.expr` means, on NumPy scalars of the exact dtype.
+"""The reference implementation of each operation of `loop_ir.expr`, on NumPy scalars.
 
-Slow, and as plain as possible: this is what native code is compared with. Everything
-runs under `np.errstate(all="ignore")`, which the caller sets.
+Scalars have the exact dtype. The code is slow and as plain as possible, for native code
+is compared with it. The caller sets `np.errstate(all="ignore")`.
 """
 
 import math
@@ -17,17 +17,17 @@ from hopflow.errors import LoopIRError
 from hopflow.loop_ir.expr import COMPARE, MATH, Expr
 
 Scalar: TypeAlias = Any
-"""A NumPy scalar; bfloat16's is not an `np.generic` that a type checker knows."""
+"""A NumPy scalar; bfloat16's is not an `np.generic` that type checkers know."""
 Operation: TypeAlias = Callable[..., Scalar]
 
 
 def scalar(value: bool | int | float, dtype: DType) -> Scalar:
-    """`value` as a scalar of `dtype`, which has it."""
+    """Return `value`, which `dtype` can represent, as a scalar of `dtype`."""
     return dtype.dtype.type(value)
 
 
 def operation(node: Expr) -> Operation:
-    """What `node`, which is no leaf, computes from the values of its operands."""
+    """Return the function that `node`, which is no leaf, applies to its operands."""
     op = node.op
     if op in MATH:
         return _math(op, node.dtype)
@@ -54,16 +54,16 @@ def operation(node: Expr) -> Operation:
 
 
 def combine(name: str, dtype: DType) -> Operation:
-    """The operation by which an `Accumulate` combines."""
+    """Return the operation by which an `Accumulate` combines values."""
     x = Expr("const", (), dtype, 0)
     return operation(Expr(name, (x, x), dtype))
 
 
-# --- integers: as Python's, and wrapped afterwards ------------------------------------
+# --- integers: computed exactly, then wrapped -----------------------------------------
 
 
 def wrap(value: int, dtype: DType) -> Scalar:
-    """The scalar of an integer `dtype` that is `value` modulo 2 ** bits."""
+    """Return the scalar of an integer `dtype` that is `value` modulo 2 ** bits."""
     value &= (1 << dtype.bits) - 1
     if dtype.kind == "i" and value >> (dtype.bits - 1):
         value -= 1 << dtype.bits
@@ -71,7 +71,7 @@ def wrap(value: int, dtype: DType) -> Scalar:
 
 
 def _divide(dtype: DType, x: int, y: int) -> int:
-    """Truncated, as machines do; and where they trap, so does this."""
+    """Return the quotient truncated, as machines do; raise an error where they trap."""
     if y == 0 or (y == -1 and x == -1 << (dtype.bits - 1)):
         raise LoopIRError(f"the integer division {x} / {y} of {dtype} is evaluated")
     return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
@@ -144,7 +144,7 @@ _COMPARE: Final[dict[str, Operation]] = {
 
 
 def _overflows(like: Scalar, value: int) -> bool:
-    """Whether the dtype of `like` cannot hold an integer."""
+    """Return whether the dtype of `like` cannot represent an integer."""
     info = np.iinfo(like.dtype)
     return not info.min <= value <= info.max
 
@@ -153,7 +153,7 @@ def _overflows(like: Scalar, value: int) -> bool:
 
 
 def _minimum(x: Scalar, y: Scalar) -> Scalar:
-    """NaN if either is; -0 is less than 0."""
+    """Return the minimum: NaN if either operand is; -0 is less than 0."""
     if x != x or y != y:
         return x if x != x else y
     return x if x < y or (x == y and np.signbit(x)) else y
@@ -185,21 +185,21 @@ _FLOAT: Final[dict[str, Operation]] = {
 
 
 def fma(x: Scalar, y: Scalar, z: Scalar, dtype: DType) -> Scalar:
-    """`x * y + z`, computed exactly and rounded once."""
+    """Return `x * y + z`, computed exactly and rounded once."""
     wide = [float(v) for v in (x, y, z)]
     if not all(map(math.isfinite, wide)):
         finite = math.isfinite(wide[0]) and math.isfinite(wide[1])
         return z if finite else x * y + z
     product = Fraction(wide[0]) * Fraction(wide[1])
     exact = product + Fraction(wide[2])
-    if exact == 0:  # a sum of two zeros of one sign keeps it; else it is positive
+    if exact == 0:  # zeros of one sign keep it; else the sum is +0
         negative = product == 0 and np.signbit(x * y) and np.signbit(z)
         return scalar(-0.0 if negative else 0.0, dtype)
     return round_exactly(exact, dtype)
 
 
 def round_exactly(exact: Fraction, dtype: DType) -> Scalar:
-    """The value of a floating `dtype` nearest to `exact`, not 0; ties to even."""
+    """Return the nonzero `exact` rounded to a floating `dtype`, ties to even."""
     info = finfo(dtype)
     digits = 2 - math.frexp(info.eps)[1]  # of the significand: eps is 2 ** (1 - p)
     lowest = math.frexp(info.smallest_normal)[1] - 1
@@ -242,17 +242,17 @@ def _cast(source: DType, target: DType) -> Operation:
 
 @cache
 def array_function(name: str) -> Operation:
-    """What a function in MATH means on arrays; at the ends, what it is in C and JAX."""
+    """Return a function in MATH on arrays, with the special cases of C and JAX."""
     if name in _SCIPY:
         function = scipy_function(_SCIPY[name])
     else:
         function = getattr(np, _NUMPY.get(name, name))
-    mend = _MENDED.get(name)
-    return function if mend is None else lambda *args: mend(function, *args)
+    corrected = _CORRECTED.get(name)
+    return function if corrected is None else lambda *args: corrected(function, *args)
 
 
 def scipy_function(name: str) -> Operation:
-    """A function of `scipy.special`, which is imported when it is first called."""
+    """Return a function of `scipy.special`, which is imported at the first call."""
 
     def function(*args: Any) -> Any:
         from scipy import special
@@ -282,18 +282,18 @@ _SCIPY: Final = {
 
 
 def _power(power: Operation, x: Any, y: Any) -> Any:
-    # NumPy takes the square root for a lone exponent 0.5, which differs at -inf and -0.
+    # NumPy takes the square root for a scalar exponent 0.5: it differs at -inf and -0.
     root = (y == 0.5) & (np.isinf(x) | (x == 0))
     return np.where(root, np.abs(x), power(x, y))
 
 
 def _inverse_erf(erfinv: Operation, x: Any) -> Any:
-    return np.copysign(erfinv(x), x)  # SciPy has 0 at -0
+    return np.copysign(erfinv(x), x)  # SciPy returns 0 at -0
 
 
 def _log_gamma(gammaln: Operation, x: Any) -> Any:
-    # SciPy has -inf at -inf; C and JAX have inf at all poles, and this is one's limit.
-    # It also has inf where 1/x overflows.
+    # SciPy returns -inf at -inf, where C and JAX return inf, as at the poles. It also
+    # returns inf where 1/x overflows.
     size = np.abs(x)
     near_pole = size < np.finfo(x.dtype).smallest_normal
     finite = np.where(near_pole, -np.log(size), gammaln(x))
@@ -301,11 +301,11 @@ def _log_gamma(gammaln: Operation, x: Any) -> Any:
 
 
 def _next_after(nextafter: Operation, x: Any, y: Any) -> Any:
-    # Of equal operands C gives the second (0 or -0); NumPy's halves do not.
+    # For equal operands C returns the second (0 or -0); NumPy's float16 does not.
     return np.where(x == y, y, nextafter(x, y))
 
 
-_MENDED: Final[dict[str, Operation]] = {
+_CORRECTED: Final[dict[str, Operation]] = {
     "pow": _power,
     "erfinv": _inverse_erf,
     "lgamma": _log_gamma,
@@ -315,7 +315,7 @@ _MENDED: Final[dict[str, Operation]] = {
 
 @cache
 def _math(name: str, dtype: DType) -> Operation:
-    """A function in MATH, computed in float64 and rounded."""
+    """Return a function in MATH that computes in float64 and rounds."""
     function, to = array_function(name), dtype.dtype
     if name == "nextafter":  # the next value of the dtype itself
         return lambda x, y: function(x, y).astype(to)[()]

@@ -1,7 +1,8 @@
-"""The rules of the Loop IR, and a check that a program keeps them.
+"""The rules of the Loop IR, and the check that a program obeys them.
 
-Scopes: what `Let`, `Declare` or a `For` defines is known in the rest of that body and
-in the bodies within it; the `head` of a `While` is open to its test and its body too.
+Scopes: a definition by `Let`, `Declare` or a `For` is visible in the rest of its body
+and in the bodies inside it; the `head` of a `While` is visible in its test and its
+body.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,7 @@ from hopflow.loop_ir.rules import call_fault, fault_of, ref_fault
 COMBINES: Final = frozenset("add mul min max and or".split())
 _AXES: Final = ("grid", "block", "thread")
 _MASKED: Final = ("vector", "gang")
-# Which binding may stand directly or indirectly within which others; serial anywhere.
+# The bindings that may enclose each binding, directly or not; serial may be anywhere.
 _WITHIN: Final[dict[str, tuple[str, ...]]] = {
     "vector": ("serial", "gang", "threads", *_AXES),
     "gang": ("serial", "threads"),
@@ -54,10 +55,10 @@ _WITHIN: Final[dict[str, tuple[str, ...]]] = {
 
 
 def verify(program: Program) -> None:
-    """Check that `program` keeps the rules of the Loop IR.
+    """Check that `program` obeys the rules of the Loop IR.
 
     Raises:
-        LoopIRError: It does not. The message says which rule, and where.
+        LoopIRError: It does not. The message names the rule and the statement.
     """
     _Verifier(program).verify()
 
@@ -66,13 +67,14 @@ class _Verifier:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.names: dict[str, Var | Buffer] = {}
-        self.buffers: dict[Buffer, None] = {}  # in the order of their scopes
-        self.made = walk.allocated(program.body)  # by an Allocate, in its scope only
+        self.buffers: dict[Buffer, None] = {}  # visible, in the order of their scopes
+        # Visible only in the scope of their Allocate.
+        self.allocated = walk.allocated(program.body)
         self.scope: dict[Var, str] = {}  # "let", "var", "loop" or "size"
-        self.depth: dict[Var, int] = {}  # how many loops are around the definition
+        self.depth: dict[Var, int] = {}  # the number of loops around the definition
         self.loops: list[For] = []
         self.summed: set[Var] = set()  # accumulated in an open independent loop
-        self.known: dict[Expr, None] = {}  # verified, in the order of their scopes
+        self.verified: dict[Expr, None] = {}  # in the order of their scopes
         self.statement: Stmt | None = None
 
     def fail(self, rule: str) -> NoReturn:
@@ -115,9 +117,9 @@ class _Verifier:
                     f"the output `{buffer.name}` is allocated in a part of the program",
                 )
 
-    def claim_name(self, thing: Var | Buffer) -> None:
-        if self.names.setdefault(thing.name, thing) is not thing:
-            self.fail(f"the name `{thing.name}` stands for two things")
+    def claim_name(self, owner: Var | Buffer) -> None:
+        if self.names.setdefault(owner.name, owner) is not owner:
+            self.fail(f"the name `{owner.name}` stands for two things")
 
     def declare(self, buffer: Buffer, spaces: Sequence[str]) -> None:
         name = buffer.name
@@ -127,7 +129,7 @@ class _Verifier:
             buffer.space in spaces,
             f"`{name}` is in {buffer.space}, and listed with {' and '.join(spaces)}",
         )
-        if buffer not in self.made:
+        if buffer not in self.allocated:
             self.shape(buffer)
             if buffer.space in ("input", "output"):
                 self.compared(buffer)
@@ -138,7 +140,7 @@ class _Verifier:
                 f"`{name}`: {len(buffer.shape)} axes, {len(buffer.strides)} strides",
             )
         self.check_data(buffer)
-        if buffer not in self.made:
+        if buffer not in self.allocated:
             self.buffers[buffer] = None
 
     def shape(self, buffer: Buffer) -> None:
@@ -148,7 +150,7 @@ class _Verifier:
             self.value(extent, dtypes.int64, f"an extent of `{buffer.name}`")
 
     def compared(self, buffer: Buffer) -> None:
-        """What a caller gives is compared with what it is to be, before it is used."""
+        """Check that extents which the caller passes can be compared before use."""
         for extent in (*buffer.shape, *(buffer.strides or ())):
             self.require(
                 extent.is_const or extent.op == "var",
@@ -179,35 +181,39 @@ class _Verifier:
 
     @contextmanager
     def open_scope(self) -> Iterator[None]:
-        """Forget at the end what was defined, and verified, within."""
-        variables, nodes, buffers = len(self.scope), len(self.known), len(self.buffers)
+        """Remove the definitions, and verified nodes, of a scope at its end."""
+        variables, nodes, buffers = (
+            len(self.scope),
+            len(self.verified),
+            len(self.buffers),
+        )
         yield
         while len(self.buffers) > buffers:
             self.buffers.popitem()
         while len(self.scope) > variables:
             var, _ = self.scope.popitem()
             del self.depth[var]
-        while len(self.known) > nodes:
-            self.known.popitem()
+        while len(self.verified) > nodes:
+            self.verified.popitem()
 
     # --- expressions
 
-    def value(self, expr: Expr, dtype: DType, what: str) -> None:
-        """Check an expression that must have `dtype`."""
+    def value(self, expr: Expr, dtype: DType, role: str) -> None:
+        """Check an expression, which must have `dtype`."""
         pending = [expr]
         while pending:
             node = pending[-1]
-            below = [] if node in self.known else [a for a in node.args]
-            below = [a for a in below if a not in self.known]
+            below = [] if node in self.verified else [a for a in node.args]
+            below = [a for a in below if a not in self.verified]
             if below:
                 pending += reversed(below)
                 continue
             pending.pop()
-            if node not in self.known:
+            if node not in self.verified:
                 self.node(node)
-                self.known[node] = None
+                self.verified[node] = None
         self.require(
-            expr.dtype is dtype, f"{what} must be {dtype}, and is {expr.dtype}"
+            expr.dtype is dtype, f"{role} must be {dtype}, and is {expr.dtype}"
         )
 
     def node(self, node: Expr) -> None:
@@ -219,12 +225,12 @@ class _Verifier:
                 f"`{var.name}` is read in an independent loop that accumulates it",
             )
         elif node.op == "load":
-            self.known_buffer(node.attr)
+            self.check_visible(node.attr)
         fault = fault_of(node)
         if fault is not None:
             self.fail(fault)
 
-    def known_buffer(self, buffer: Buffer) -> None:
+    def check_visible(self, buffer: Buffer) -> None:
         self.require(
             buffer in self.buffers, f"`{buffer.name}` is no buffer of the program here"
         )
@@ -235,7 +241,7 @@ class _Verifier:
             )
 
     def written(self, buffer: Buffer) -> None:
-        self.known_buffer(buffer)
+        self.check_visible(buffer)
         self.require(
             buffer.space not in ("input", "constant"),
             f"`{buffer.name}` in {buffer.space} is written",
@@ -252,7 +258,7 @@ class _Verifier:
     # --- statements
 
     def body(self, statements: Sequence[Stmt]) -> list[Buffer]:
-        """Check statements of a scope of their own; the buffers allocated in it."""
+        """Check the statements of a scope. Return the buffers allocated in it."""
         before = len(self.buffers)
         with self.open_scope():
             for statement in statements:
@@ -282,10 +288,10 @@ class _Verifier:
                     self.body(s.body)
             case If():
                 self.value(s.test, dtypes.bool_, "the test")
-                made = self.body(s.then)
-                other = self.body(s.else_)
-                # What each side allocates is there after it.
-                self.buffers.update(dict.fromkeys(b for b in made if b in other))
+                then = self.body(s.then)
+                otherwise = self.body(s.else_)
+                # Buffers that both sides allocate are visible after the branch.
+                self.buffers.update(dict.fromkeys(b for b in then if b in otherwise))
             case Call():
                 self.call(s)
             case _:
@@ -373,7 +379,7 @@ class _Verifier:
 
     def copy(self, s: Copy) -> None:
         self.written(s.target)
-        self.known_buffer(s.source)
+        self.check_visible(s.source)
         a, b = s.target, s.source
         alike = a.dtype is b.dtype and len(a.shape) == len(b.shape)
         differ = any(
@@ -387,10 +393,10 @@ class _Verifier:
 
     def swap(self, s: Swap) -> None:
         for buffer in (s.a, s.b):
-            self.known_buffer(buffer)
-            is_ours = buffer.space == "output" and buffer in self.made
+            self.check_visible(buffer)
+            is_allocated_output = buffer.space == "output" and buffer in self.allocated
             self.require(
-                buffer.space == "arena" or is_ours,
+                buffer.space == "arena" or is_allocated_output,
                 f"`{buffer.name}` in {buffer.space} is swapped, and not in the arena",
             )
         self.require(
@@ -398,13 +404,13 @@ class _Verifier:
             f"`{s.a.name}` and `{s.b.name}` are of different types",
         )
         self.require(
-            (s.a in self.made) == (s.b in self.made),
+            (s.a in self.allocated) == (s.b in self.allocated),
             f"`{s.a.name}` and `{s.b.name}` are swapped, and one of them is allocated",
         )
         for loop in self.loops:
-            # One after the other, iterations may find the two either way round, for
-            # each writes them before it reads them; at once they would share names, but
-            # for threads that have both for themselves.
+            # Serial iterations may find the two in either order, for each writes them
+            # before it reads them. Parallel ones would share the names, except for
+            # threads that have private copies of both.
             kind = loop.binding.kind
             self.require(
                 not loop.independent
@@ -414,9 +420,9 @@ class _Verifier:
             )
 
     def is_private(self, loop: For, *buffers: Buffer) -> bool:
-        """Whether nothing outside a loop names the buffers."""
-        own, all_ = walk.uses(loop.body), walk.uses(self.program.body)
-        return all(own[b] == all_[b] for b in buffers)
+        """Return whether the buffers are used only in a loop."""
+        inner, all_ = walk.uses(loop.body), walk.uses(self.program.body)
+        return all(inner[b] == all_[b] for b in buffers)
 
     def site(self, site: int) -> None:
         self.require(
@@ -437,14 +443,17 @@ class _Verifier:
                 for x in walk.statements(s.body)
                 if isinstance(x, Accumulate) and x.var in self.scope
             }
-        known, self.known = self.known, {} if self.summed != summed else self.known
+        verified, self.verified = (
+            self.verified,
+            {} if self.summed != summed else self.verified,
+        )
         self.loops.append(s)
         with self.open_scope():
             self.define(s.var, "loop")
             for statement in s.body:
                 self.check(statement)
         self.loops.pop()
-        self.summed, self.known = summed, known
+        self.summed, self.verified = summed, verified
 
     def binding(self, s: For) -> None:
         kind, width = s.binding.kind, s.binding.width
@@ -468,12 +477,12 @@ class _Verifier:
             self.straight(s)
 
     def straight(self, s: For) -> None:
-        """A vector loop has no control flow, and changes only variables of its own."""
-        own = {x.var for x in s.body if isinstance(x, Declare)}
+        """Check that a vector loop is straight-line code without outer assignments."""
+        declared = {x.var for x in s.body if isinstance(x, Declare)}
         for x in s.body:
             self.require(
                 isinstance(x, (Let, Declare, Store, Accumulate))
-                or (isinstance(x, Assign) and x.var in own),
+                or (isinstance(x, Assign) and x.var in declared),
                 f"a vector loop cannot hold `{type(x).__name__}`"
                 + (" of a variable from outside" if isinstance(x, Assign) else ""),
             )
@@ -494,7 +503,7 @@ class _Verifier:
         for array, arg in zip(arrays, s.args, strict=False):
             assert isinstance(arg, Ref)
             if array.role == "in":
-                self.known_buffer(arg.buffer)
+                self.check_visible(arg.buffer)
             else:
                 self.written(arg.buffer)
         for value in walk.expressions(s):
@@ -516,22 +525,22 @@ class _Verifier:
         if function.sites:
             self.site(s.site)
             self.site(s.site + len(function.sites) - 1)
-        for name, given, wanted in (
+        for name, arguments, parameters in (
             ("sizes", s.sizes, function.sizes),
             ("operands", s.operands, function.inputs),
             ("results", s.results, function.outputs),
         ):
             self.require(
-                len(given) == len(wanted),
-                f"`{function.name}` has {len(wanted)} {name}, and is given "
-                f"{len(given)}",
+                len(arguments) == len(parameters),
+                f"`{function.name}` has {len(parameters)} {name}, and is given "
+                f"{len(arguments)}",
             )
         for size in s.sizes:
             self.value(size, dtypes.int64, "a size")
         self.refs(s)
 
     def refs(self, s: HostCall | Invoke) -> None:
-        """The memory that a call reads, and that it writes."""
+        """Check the memory that a call reads and writes."""
         for ref in s.refs:
             name = ref.buffer.name
             self.require(ref.buffer.strides is None, f"`{name}` must be dense")
@@ -541,7 +550,7 @@ class _Verifier:
             for i in ref.expressions:
                 self.value(i, dtypes.int64, f"an index of `{name}`")
         for ref in s.operands:
-            self.known_buffer(ref.buffer)
+            self.check_visible(ref.buffer)
         for ref in s.results:
             self.written(ref.buffer)
 

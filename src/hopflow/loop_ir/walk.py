@@ -1,4 +1,4 @@
-"""Walking over expressions and statements."""
+"""Traversals of expressions and statements."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -31,7 +31,7 @@ from hopflow.symbolic.scalars import terms_of
 
 
 def nodes(*roots: Expr) -> list[Expr]:
-    """Every node below `roots`, once, each after its operands."""
+    """Return every node of `roots` once, in topological order: operands first."""
     order: dict[Expr, None] = {}
     for root in roots:
         if not root.args:
@@ -40,7 +40,7 @@ def nodes(*roots: Expr) -> list[Expr]:
         if root in order:
             continue
         pending = [root]
-        while pending:  # not by recursion: a chain may be thousands of nodes deep
+        while pending:  # no recursion: a chain may be thousands of nodes deep
             node = pending[-1]
             for operand in node.args:
                 if operand not in order:
@@ -55,8 +55,9 @@ def nodes(*roots: Expr) -> list[Expr]:
 
 
 def attribute(node: Expr) -> Hashable:
-    """What the attributes of nodes of one form have in common. 0.0 is not -0.0, and
-    each NaN is one; sizes are equal if their terms are, whatever is known of them."""
+    """Return a key of a node's attribute, equal for structurally equal nodes. 0.0 is
+    not -0.0, and all NaNs are equal; sizes are equal if their terms are, whatever facts
+    are known about them."""
     if node.op == "const":
         value: Hashable = node.attr
         return node.attr.hex() if isinstance(value, float) else value
@@ -64,14 +65,14 @@ def attribute(node: Expr) -> Hashable:
 
 
 class Interned:
-    """One node for all nodes of one form, among those that were asked for here."""
+    """Hash consing: one node for all nodes of the same structure."""
 
     def __init__(self) -> None:
         self._nodes: dict[Hashable, Expr] = {}
         self._roots: dict[Expr, Expr] = {}
 
     def node(self, node: Expr) -> Expr:
-        """The node of this form; the operands of `node` are such nodes already."""
+        """Return the unique node equal to `node`, whose operands are unique already."""
         op = node.op
         if op == "var":
             return node
@@ -79,7 +80,7 @@ class Interned:
         return self._nodes.setdefault((op, node.dtype, attr, node.args), node)
 
     def of(self, root: Expr) -> Expr:
-        """An expression of such nodes."""
+        """Return an expression of unique nodes."""
         if root not in self._roots:
             values: dict[Expr, Expr] = {}
             for node in nodes(root):
@@ -90,30 +91,30 @@ class Interned:
 
 
 def same(x: Expr, y: Expr) -> bool:
-    """Whether two expressions are the same by their form."""
-    known: set[tuple[Expr, Expr]] = set()
+    """Return whether two expressions are structurally equal."""
+    compared: set[tuple[Expr, Expr]] = set()
     pending = [(x, y)]
     while pending:
         pair = pending.pop()
         a, b = pair
-        if a is b or pair in known:
+        if a is b or pair in compared:
             continue
         if a.op != b.op or a.dtype is not b.dtype or len(a.args) != len(b.args):
             return False
         if a.attr is not b.attr and attribute(a) != attribute(b):
             return False
-        known.add(pair)
+        compared.add(pair)
         pending += zip(a.args, b.args, strict=True)
     return True
 
 
 def same_shape(x: Sequence[Expr], y: Sequence[Expr]) -> bool:
-    """Whether two shapes are the same by their form."""
+    """Return whether two shapes are structurally equal."""
     return len(x) == len(y) and all(map(same, x, y))
 
 
 class MergedAxis(NamedTuple):
-    """Axes of an array that one position was split over; `first` is their first."""
+    """Adjacent axes of an array that share one position; `first` is their first."""
 
     position: Expr
     extent: Expr
@@ -121,24 +122,24 @@ class MergedAxis(NamedTuple):
 
 
 def merged_axes(at: Sequence[Expr], shape: Sequence[Expr]) -> list[MergedAxis]:
-    """The index into a dense array, with one axis for those at `q / n` and `q % n`, as
-    an array is read that was reshaped, and without axes of size 1."""
-    found: list[MergedAxis] = []
+    """Return the index into a dense array with the axes at `q / n` and `q % n`, as in
+    reads of a reshaped array, merged into one, and without axes of size 1."""
+    axes: list[MergedAxis] = []
     for axis, (x, extent) in enumerate(zip(at, shape, strict=False)):
         if extent.is_const and extent.attr == 1:
             continue
-        own = MergedAxis(x, extent, axis)
-        if found and x.op == "rem" and found[-1].position.op == "div":
-            (p, n), (q, m) = found[-1].position.args, x.args
+        merged = MergedAxis(x, extent, axis)
+        if axes and x.op == "rem" and axes[-1].position.op == "div":
+            (p, n), (q, m) = axes[-1].position.args, x.args
             if same(p, q) and same(n, m) and same(n, extent):
-                before = found.pop()
-                own = MergedAxis(p, e.mul(before.extent, extent), before.first)
-        found.append(own)
-    return found
+                before = axes.pop()
+                merged = MergedAxis(p, e.mul(before.extent, extent), before.first)
+        axes.append(merged)
+    return axes
 
 
 def expressions(statement: Stmt) -> tuple[Expr, ...]:
-    """The expressions that stand in `statement` itself, not in bodies within it."""
+    """Return the expressions of `statement` itself, not of its bodies."""
     match statement:
         case Let() | Declare() | Assign() | Accumulate():
             return (statement.value,)
@@ -170,7 +171,7 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
 
 
 def bodies(statement: Stmt) -> tuple[list[Stmt], ...]:
-    """The bodies within `statement`, in the order of their text."""
+    """Return the bodies of `statement`, in the order of their text."""
     match statement:
         case For():
             return (statement.body,)
@@ -186,9 +187,9 @@ _WITH_BODIES: Final = (For, While, If)
 
 
 def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    """Every statement in `body`, at any depth, each before those within it."""
+    """Yield every statement in `body`, at any depth, each before those inside it."""
     pending = [*reversed(body)]
-    while pending:  # recursive generators would pass each statement up level by level
+    while pending:  # recursive generators would pass each statement up every level
         statement = pending.pop()
         yield statement
         if isinstance(statement, _WITH_BODIES):  # few are
@@ -197,37 +198,37 @@ def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
 
 
 def functions(program: Program) -> dict[Program, None]:
-    """The functions of a program, each after those that it calls itself."""
-    found: dict[Program, None] = {}
+    """Return the functions of a program, each after those that it calls."""
+    result: dict[Program, None] = {}
 
     def visit(caller: Program) -> None:
         for function in caller.functions:
-            if function not in found:
+            if function not in result:
                 visit(function)
-                found[function] = None
+                result[function] = None
 
     visit(program)
-    return found
+    return result
 
 
 def allocated(body: Sequence[Stmt]) -> dict[Buffer, None]:
-    """The buffers that `body` makes while it runs."""
+    """Return the buffers that `body` allocates while it runs."""
     return {s.buffer: None for s in statements(body) if isinstance(s, Allocate)}
 
 
 def loaded(statement: Stmt) -> Iterator[Expr]:
-    """The "load" nodes in the expressions of `statement` itself."""
+    """Yield the "load" nodes in the expressions of `statement` itself."""
     return (node for node in nodes(*expressions(statement)) if node.op == "load")
 
 
 def buffers(statement: Stmt) -> Iterator[Buffer]:
-    """The buffers that `statement` itself names, read or written."""
+    """Yield the buffers that `statement` itself reads or writes."""
     yield from (node.attr for node in loaded(statement))
     yield from named(statement)
 
 
 def named(statement: Stmt) -> Iterator[Buffer]:
-    """The buffers that `statement` itself names, but for those that it loads from."""
+    """Yield the buffers that `statement` itself uses other than by loads."""
     match statement:
         case Store() | Allocate():
             yield statement.buffer
@@ -242,7 +243,7 @@ def named(statement: Stmt) -> Iterator[Buffer]:
 
 
 def uses(body: Sequence[Stmt]) -> Counter[Buffer]:
-    """How often the statements of `body` name each buffer."""
+    """Count the uses of each buffer in the statements of `body`."""
     return Counter(b for s in statements(body) for b in buffers(s))
 
 

@@ -105,8 +105,8 @@ class Builder:
             self._count += 1
         return Var(f"{name}{self._count}", dtype)
 
-    def site(self, kind: Any, node: int, what: str = "") -> int:
-        self.program.sites.append(Site(kind, node, what))
+    def site(self, kind: Any, node: int, detail: str = "") -> int:
+        self.program.sites.append(Site(kind, node, detail))
         return len(self.program.sites) - 1
 
     # --- checks ---
@@ -214,9 +214,9 @@ class Builder:
         return self._computed[key]
 
     def _size_trap(
-        self, test: Expr, kind: Any, what: str, values: Sequence[Expr] = ()
+        self, test: Expr, kind: Any, detail: str, values: Sequence[Expr] = ()
     ) -> None:
-        self.add(Trap(test, self.site(kind, self.node, what), tuple(values)))
+        self.add(Trap(test, self.site(kind, self.node, detail), tuple(values)))
 
     def _symbol(self, symbol: Symbol) -> Expr:
         if symbol not in self.symbols:

@@ -624,7 +624,7 @@ class Kernels:
                 places[k] = result
         first = len(self.b.program.sites)
         for site in function.sites:
-            self.b.site(site.kind, self.node + 1 + site.node, site.what)
+            self.b.site(site.kind, self.node + 1 + site.node, site.detail)
         refs = tuple(map(self.ref, places)), tuple(map(self.ref, results))
         self.b.add(Invoke(function, sizes, *refs, first))
 

@@ -22,7 +22,7 @@ class Trapping(Protocol):
     """Adds a trap to the program: it stops if `test` holds."""
 
     def __call__(
-        self, test: Expr, kind: str, what: str, values: Sequence[Expr] = ()
+        self, test: Expr, kind: str, detail: str, values: Sequence[Expr] = ()
     ) -> None: ...
 
 

@@ -1,14 +1,14 @@
 """Transcendental functions as straight-line code, in the operations of `expr`.
 
-Every function is a reduction of the argument and a polynomial: no branch, no table, no
-call; explicit fma. So its bits are the same wherever it is computed, on each target
-whose fma rounds once: see `docs/notes/numerics_and_bits.md`. `tools/polynomials.py`
-computes the coefficients.
+Every function is a range reduction and a polynomial, without branches, tables or calls,
+and with explicit fma. So its results have the same bits on every target whose fma
+rounds once: see `docs/notes/numerics_and_bits.md`. `tools/polynomials.py` computes the
+coefficients.
 
 Errors are at most 2 units in the last place over the whole range, subnormal numbers and
-huge angles included, and 8 for erfinv and lgamma (`tests/test_math_expansion.py` and
-`tests/test_special_functions.py` measure them). Special cases are those of C99, annex
-F, and so of the array API.
+huge angles included, and at most 8 for erfinv and lgamma
+(`tests/test_math_expansion.py` and `tests/test_special_functions.py` measure them).
+Special cases are those of C99, annex F, and so of the array API.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ _BINARY: Final[dict[str, Callable[[Expr, Expr], Expr]]] = {
     "hypot": power.hypot,
     "nextafter": special.nextafter,
 }
-# A loop by nature, of as many steps as the quotient has bits: LLVM's `frem` on a CPU.
+# An inherent loop, with one step for each bit of the quotient: LLVM's `frem` on a CPU.
 _PRIMITIVE: Final = frozenset({"fmod"})
 _NEAR: Final = {
     "sin": trigonometric.sin,
@@ -71,9 +71,9 @@ _NEAR: Final = {
 
 
 def expand(name: str, *args: Expr) -> Expr:
-    """`name(*args)`, for a name in `expr.MATH`, in primitive operations.
+    """Return `name(*args)`, for a name in `expr.MATH`, in primitive operations.
 
-    The arguments are of one floating type. float16 and bfloat16 are computed in float32
+    The arguments have one floating dtype. float16 and bfloat16 are computed in float32
     and rounded once more. "fmod" stays one node.
     """
     dtype = args[0].dtype
@@ -91,10 +91,11 @@ def expand(name: str, *args: Expr) -> Expr:
 
 
 def near(name: str, x: Expr) -> tuple[Expr, float] | None:
-    """A shorter expansion, and up to which |x| it gives the same bits as `expand`.
+    """Return a shorter expansion, and the largest |x| at which it has the bits of
+    `expand`.
 
-    Only sin, cos and tan have one, of a fifth to a half of the nodes: a target that can
-    branch takes it, and the full one out of line where a lane is beyond the limit.
+    Only sin, cos and tan have one, with a fifth to a half of the nodes: a target that
+    can branch takes it, and the full one out of line if a lane is beyond the limit.
     """
     if name not in _NEAR or x.dtype.short not in trigonometric.NEAR:
         return None

@@ -1,7 +1,7 @@
-"""The vocabulary of this package: primitive expressions that take Python numbers too.
+"""The vocabulary of this package: primitive expressions that also take Python numbers.
 
-A number beside an expression becomes a constant of that expression's type, so formulas
-read as they are written. `Format` knows how the bits of a floating type are laid out.
+A number beside an expression becomes a constant of that expression's dtype, so that
+formulas read as usual. `Format` describes the bits of a floating dtype.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ NAN: Final = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The layout of a binary floating type (IEEE 754, and bfloat16)."""
+    """The layout of a binary floating dtype (IEEE 754, and bfloat16)."""
 
     floating: DType
     integer: DType  # signed, of the same width
@@ -30,8 +30,8 @@ class Format:
 
     @property
     def magic(self) -> float:
-        """1.5 * 2**mantissa: adding it rounds a small number to an integer, which then
-        stands in the low bits (D. Knuth; also T. Dekker, 1971)."""
+        """1.5 * 2**mantissa: adding it rounds a small number to an integer, and leaves
+        this in the low bits of the sum (D. Knuth; also T. Dekker, 1971)."""
         return 1.5 * 2.0**self.mantissa
 
     @property
@@ -63,7 +63,7 @@ def format_of(x: Expr) -> Format:
 
 
 def table(coefficients: dict[str, tuple[float, ...]], x: Expr) -> tuple[float, ...]:
-    """The row of a table in `coefficients` for the type of `x`."""
+    """Return the row of a table in `coefficients` for the dtype of `x`."""
     return coefficients[x.dtype.short]
 
 
@@ -124,7 +124,7 @@ def copysign(x: Operand, y: Expr) -> Expr:
 
 
 def fma(x: Operand, y: Operand, z: Operand) -> Expr:
-    """`x * y + z`, rounded once."""
+    """Return `x * y + z`, rounded once."""
     dtype = _dtype(x, y, z)
     return expr.fma(lift(x, dtype), lift(y, dtype), lift(z, dtype))
 
@@ -155,18 +155,18 @@ def either(x: Expr, y: Expr) -> Expr:
 
 
 def select(test: Expr, x: Operand, y: Operand, dtype: DType | None = None) -> Expr:
-    """`x if test else y`; `dtype` says what two numbers are."""
+    """Return `x if test else y`; `dtype` is that of the result if both are numbers."""
     dtype = dtype or _dtype(x, y)
     return expr.select(test, lift(x, dtype), lift(y, dtype))
 
 
 def at_most(x: Expr, limit: float) -> Expr:
-    """`min(x, limit)`, or NaN where x is."""
+    """Return `min(x, limit)`, or NaN if x is."""
     return select(gt(x, limit), limit, x)
 
 
 def at_least(x: Expr, limit: float) -> Expr:
-    """`max(x, limit)`, or NaN where x is."""
+    """Return `max(x, limit)`, or NaN if x is."""
     return select(lt(x, limit), limit, x)
 
 
@@ -182,11 +182,11 @@ def from_bits(bits: Expr, f: Format) -> Expr:
 
 
 def polynomial(x: Expr, coefficients: Sequence[float], horner: int = 0) -> Expr:
-    """The polynomial with these coefficients, the constant one first.
+    """Return the polynomial with these coefficients, the constant one first.
 
-    Estrin's scheme: pairs, then pairs of pairs, so that its latency grows with the
-    logarithm of the degree. It has one node a degree, and one for each squaring. The
-    first `horner` terms are added one by one, which loses fewer bits.
+    Estrin's scheme evaluates pairs, then pairs of pairs, so that the latency grows with
+    the logarithm of the degree. It takes one node for each degree, and one for each
+    squaring. The first `horner` terms are added one by one, which rounds less.
     """
     terms: list[Operand] = list(coefficients[horner:])
     power = x
@@ -205,12 +205,12 @@ def polynomial(x: Expr, coefficients: Sequence[float], horner: int = 0) -> Expr:
 
 
 def two_product(x: Expr, y: Operand) -> tuple[Expr, Expr]:
-    """`x * y` exactly, as its rounded value and the error of that."""
+    """Return `x * y` exactly, as its rounded value and the rounding error."""
     product = mul(x, y)
     return product, fma(x, y, neg(product))
 
 
 def fast_two_sum(x: Operand, y: Expr) -> tuple[Expr, Expr]:
-    """`x + y` exactly, where |x| >= |y| or x is 0 (T. Dekker, 1971)."""
+    """Return `x + y` exactly, likewise, if |x| >= |y| or x is 0 (T. Dekker, 1971)."""
     total = add(x, y)
     return total, add(sub(x, total), y)

@@ -1,4 +1,4 @@
-"""exp and its family: reduction by powers of 2, and a polynomial on what is left.
+"""exp and its family: reduction by powers of 2, and a polynomial of the remainder.
 
 `exp(x) = 2**n exp(r)` with `n = rint(x / log 2)`. The addition of a magic number (see
 `Format.magic`) rounds, and leaves n, with the bias of the exponent, in the low bits of
@@ -45,9 +45,9 @@ _SINH_HIGH = {"f32": 89.5, "f64": 710.6}
 
 
 def nearest_power(x: Expr, scale: float, offset: int) -> tuple[Expr, Expr, Expr]:
-    """n = rint(x * scale) as a float; 2**(n + offset); and the magic sum behind them.
+    """Return n = rint(x * scale) as a float, 2**(n + offset), and the magic sum.
 
-    The power is right where n + offset is the exponent of a normal number.
+    The power is correct if n + offset is the exponent of a normal number.
     """
     f = format_of(x)
     magic = f.magic + f.bias + offset
@@ -56,9 +56,10 @@ def nearest_power(x: Expr, scale: float, offset: int) -> tuple[Expr, Expr, Expr]
 
 
 def nearest_power_in_two(x: Expr, scale: float) -> tuple[Expr, Expr, Expr]:
-    """n = rint(x * scale) as a float; and two factors of 2**n of about its half.
+    """Return n = rint(x * scale) as a float, and two factors of 2**n.
 
-    They are normal numbers even where 2**n is subnormal or infinite.
+    Each factor has about half of the exponent, so that both are normal numbers even if
+    2**n is subnormal or infinite.
     """
     f = format_of(x)
     total = fma(x, scale, f.magic)
@@ -70,7 +71,7 @@ def nearest_power_in_two(x: Expr, scale: float) -> tuple[Expr, Expr, Expr]:
 
 
 def exp_parts(x: Expr, low: Expr | None = None) -> tuple[Expr, Expr, Expr]:
-    """e, s, t with `exp(x + low) = (1 + e) * s * t`, for clamped x and a tiny low."""
+    """Return e, s, t with `exp(x + low) = (1 + e) * s * t`; x is clamped, low tiny."""
     ln2, ln2_low = table(c.LN2, x)
     n, s, t = nearest_power_in_two(x, table(c.LOG2_E, x)[0])
     r = fma(n, -ln2, x)
@@ -89,7 +90,7 @@ def exp(x: Expr) -> Expr:
 
 
 def exp2_parts(x: Expr, low: Expr | None = None) -> tuple[Expr, Expr, Expr]:
-    """e, s and t with `2**(x + low) = (1 + e) * s * t`, as `exp_parts`."""
+    """Return e, s, t with `2**(x + low) = (1 + e) * s * t`, like `exp_parts`."""
     ln2, ln2_low = table(c.LN2, x)
     n, s, t = nearest_power_in_two(x, 1.0)
     r = sub(x, n)  # exactly
@@ -114,8 +115,8 @@ def expm1(x: Expr) -> Expr:
     y = at_most(at_least(x, low), high)
     # Half of the result, so that the power of 2 is finite where the result is.
     n, s, _ = nearest_power(y, table(c.LOG2_E, x)[0], -1)
-    # What rounding takes from r comes back beside it: where n = 1, the difference at
-    # the end doubles the error.
+    # The rounding error of r is kept beside it, for where n = 1, the difference at the
+    # end would double it.
     r, lost = fast_two_sum(fma(n, -ln2, y), mul(n, -ln2_low))
     e = add(r, fma(mul(r, r), polynomial(r, table(c.EXP, x)), lost))
     half = fma(s, e, sub(s, 0.5))
@@ -183,7 +184,7 @@ def sinh(x: Expr) -> Expr:
     a = absolute(x)
     cosh_n, sinh_n, cosh_r, sinh_r = _hyperbolic(at_most(a, _SINH_HIGH[x.dtype.short]))
     half = add(sinh_n, fma(sinh_n, cosh_r, mul(cosh_n, sinh_r)))
-    # Half of the smallest subnormal number is none.
+    # Half of the smallest subnormal number is not representable.
     return copysign(select(lt(a, 2.0**-30), a, add(half, half)), x)
 
 

@@ -30,7 +30,7 @@ from hopflow.loop_ir.math.arith import (
 
 
 def _asin_parts(x: Expr) -> tuple[Expr, Expr, Expr]:
-    """Whether |x| is large; s >= 0; and p = asin(s) - s."""
+    """Return whether |x| is large, s >= 0, and p = asin(s) - s."""
     a = absolute(x)
     large = gt(a, 0.5)
     z = select(large, fma(a, -0.5, 0.5), mul(a, a))
@@ -57,7 +57,7 @@ def acos(x: Expr) -> Expr:
 
 
 def _atan_from(base: Expr, base_low: Expr, t: Expr) -> Expr:
-    """base + atan(t), for |t| <= 1."""
+    """Return base + atan(t), for |t| <= 1."""
     z = mul(t, t)
     rest = fma(mul(t, z), polynomial(z, table(c.ATAN, t)), base_low)
     return add(base, add(t, rest))
@@ -78,11 +78,11 @@ def atan2(y: Expr, x: Expr) -> Expr:
     a, b = absolute(x), absolute(y)
     steep = gt(b, a)
     larger, smaller = select(steep, b, a), select(steep, a, b)
-    # Equal ones may both be 0, which counts as an angle of 0, or infinite.
+    # If both are equal they may be 0, with an angle of 0, or infinite.
     diagonal = select(eq(larger, 0.0), 0.0, 1.0, x.dtype)
     t = select(eq(larger, smaller), diagonal, div(smaller, larger))
     negative = lt(to_bits(x), expr.const(0, format_of(x).integer))  # -0 too
-    # Past the axis of y, and coming back to that of x, the angle falls as t grows.
+    # Past the y axis, and towards the x axis, the angle decreases as t grows.
     falls = expr.compare("ne", steep, negative)
     (half, half_low), (pi, pi_low) = table(c.HALF_PI, x), table(c.PI, x)
     zero = expr.const(0.0, x.dtype)

@@ -44,14 +44,15 @@ _LARGE = {"f32": 2.0**28, "f64": 2.0**56}
 
 
 def _exponent(y: Expr) -> tuple[Expr, Expr]:
-    """k + bias as an integer, and the bits of y, exponents counted from sqrt(1/2)."""
+    """Return k + bias as an integer, and the bits of y shifted so that exponents count
+    from sqrt(1/2)."""
     f = format_of(y)
     shifted = add(to_bits(y), (f.bias << f.mantissa) - _ROOT_HALF[y.dtype.short])
     return lshr(shifted, f.mantissa), shifted
 
 
 def _exponent_as_float(exponent: Expr, f: Format, bias: Expr | float) -> Expr:
-    """`exponent - bias`, by setting the low bits of 2**mantissa: no conversion."""
+    """Return `exponent - bias` from the low bits of 2**mantissa: no conversion."""
     power = 2.0**f.mantissa
     bits = (f.bias + f.mantissa) << f.mantissa
     number = from_bits(binary("or", exponent, bits), f)
@@ -61,7 +62,7 @@ def _exponent_as_float(exponent: Expr, f: Format, bias: Expr | float) -> Expr:
 
 
 def split(x: Expr, *, subnormal: bool = True) -> tuple[Expr, Expr]:
-    """k and f with `x = 2**k (1 + f)`, for positive and finite x."""
+    """Return k and f with `x = 2**k (1 + f)`, for positive and finite x."""
     f = format_of(x)
     bias: Expr | float = float(f.bias)
     if subnormal:
@@ -78,10 +79,10 @@ def split(x: Expr, *, subnormal: bool = True) -> tuple[Expr, Expr]:
 
 
 def split_plus_one(x: Expr, *, wide: bool) -> tuple[Expr, Expr]:
-    """k and f with `1 + x = 2**k (1 + f)`, for finite x > -1.
+    """Return k and f with `1 + x = 2**k (1 + f)`, for finite x > -1.
 
-    f is `2**-k x + (2**-k - 1)`, of which nothing but the sum is rounded. A `wide` x
-    may be so large that 2**-k is subnormal; it may not be subnormal itself.
+    f is `2**-k x + (2**-k - 1)`, of which only the sum is rounded. A `wide` x may be so
+    large that 2**-k is subnormal; it may not be subnormal itself.
     """
     f = format_of(x)
     exponent, _ = _exponent(add(x, 1.0))
@@ -95,25 +96,25 @@ def split_plus_one(x: Expr, *, wide: bool) -> tuple[Expr, Expr]:
 
 
 def parts(k: Expr, f: Expr, low: Expr | None = None) -> tuple[Expr, Expr]:
-    """k and y with `k log(2) + y = k log 2 + log(1 + f) + low`, log(2) rounded."""
+    """Return k and y: `k log(2) + y = k log 2 + log(1 + f) + low`, log(2) rounded."""
     _, ln2_low = table(c.LN2, f)
     low = fma(k, ln2_low, low) if low else mul(k, ln2_low)
     return k, add(f, fma(mul(f, f), polynomial(f, table(c.LOG, f)), low))
 
 
 def _join(k: Expr, f: Expr, low: Expr | None = None) -> Expr:
-    """k log 2 + log(1 + f) + low."""
+    """Return k log 2 + log(1 + f) + low."""
     k, y = parts(k, f, low)
     return fma(k, table(c.LN2, f)[0], y)
 
 
 def log_positive(x: Expr, *, subnormal: bool = True) -> Expr:
-    """log(x) for positive and finite x."""
+    """Return log(x) for positive and finite x."""
     return _join(*split(x, subnormal=subnormal))
 
 
 def _with_poles(x: Expr, pole: float, result: Expr) -> Expr:
-    """The result of a logarithm, but -inf at the pole, NaN before it, inf at inf."""
+    """Return a logarithm's result, but -inf at the pole, NaN below it, inf at inf."""
     outside = select(eq(x, pole), -INF, NAN, x.dtype)
     return select(gt(x, pole), select(lt(x, INF), result, x), outside)
 

@@ -1,8 +1,8 @@
 """pow, cbrt and hypot.
 
-`pow(x, y) = exp2(y log2|x|)`, where the logarithm is needed to 11 bits more than the
-result has: the exponent multiplies its error. In single precision that is what double
-precision gives; in double precision the logarithm is a sum of two numbers.
+`pow(x, y) = exp2(y log2|x|)`, where the logarithm needs 11 bits more than the result:
+the exponent multiplies its error. In single precision that is what double precision
+gives; in double precision the logarithm is a sum of two numbers.
 
 Sources: J.-M. Muller et al., "Handbook of Floating-Point Arithmetic", 2nd edition,
 chapters 4 and 5; C99, annex F.9.4.4 for the special cases of pow.
@@ -64,7 +64,7 @@ def pow(x: Expr, y: Expr) -> Expr:
 
 
 def _log2_ends(a: Expr, log2_a: Expr) -> Expr:
-    """log2 of 0, inf and NaN, or `log2_a`."""
+    """Return log2 of 0, inf and NaN, or else `log2_a`."""
     return select(eq(a, 0.0), -INF, select(lt(a, INF), log2_a, a))
 
 
@@ -84,7 +84,7 @@ def _pow_single(a: Expr, y: Expr) -> Expr:
 
 
 def _log_double(f: Expr) -> tuple[Expr, Expr]:
-    """log(1 + f) / 2 = atanh(f / (2 + f)), to 66 bits, as the sum of two."""
+    """Return log(1 + f) / 2 = atanh(f / (2 + f)), to 66 bits, as a sum of two."""
     d, d_low = fast_two_sum(2.0, f)
     inverse = div(1.0, d)
     s = mul(f, inverse)
@@ -96,7 +96,7 @@ def _log_double(f: Expr) -> tuple[Expr, Expr]:
     third = 1.0 / 3.0
     u = mul(w, polynomial(w, c.ATANH["f64"]))
     a, a_low = fast_two_sum(third, u)
-    a_low = add(a_low, third / 2**54)  # what third is short of 1/3
+    a_low = add(a_low, third / 2**54)  # the rounding error of third
     b, b_low = two_product(w, a)
     b_low = add(b_low, fma(w, a_low, mul(w_low, a)))
     p, p_low = two_product(s, b)
@@ -140,8 +140,9 @@ def hypot(x: Expr, y: Expr) -> Expr:
     return select(infinite, INF, mul(root, back))
 
 
-# The upper bits (23 or 31) of 2**(4/3 bias) less what makes the seed's largest error
-# least. They stand in the low bits of a float, as does a third of the argument's.
+# The upper bits (23 or 31) of 2**(4/3 bias), minus the constant that minimises the
+# seed's largest error. They are in the low bits of a float, like a third of those of
+# the argument.
 _SEED: Final = {"f32": (8, 0x54A21D), "f64": (32, 0x553EF0FF)}
 
 

@@ -37,21 +37,21 @@ from hopflow.loop_ir.math.arith import (
 from hopflow.loop_ir.math.exponential import exp_parts
 from hopflow.loop_ir.math.logarithmic import log_positive, parts, split
 
-_ERFC_ZERO: Final = {"f32": 10.2, "f64": 27.5}  # from here on erfc is 0
+_ERFC_ZERO: Final = {"f32": 10.2, "f64": 27.5}  # beyond these erfc is 0
 _ERFC_CENTRE: Final = 0.609375
 _ERF_CENTRE: Final = 2.475
 
 
 def _erf_small(x: Expr) -> Expr:
-    """erf(x) for |x| <= 1."""
+    """Return erf(x) for |x| <= 1."""
     return fma(x, polynomial(mul(x, x), table(c.ERF, x)), x)
 
 
 def _erfc_large(a: Expr) -> Expr:
-    """`exp(-a**2) / (a + 1/2) (C + P(t))`, t = (a - 3) / (a + 3), for a >= 1/2.
+    """Return `exp(-a**2) / (a + 1/2) (C + P(t))`, t = (a - 3) / (a + 3), for a >= 1/2.
 
-    What rounding loses of `a**2`, of C + P, of a + 1/2 and of the quotient is known,
-    and goes into the exponent, as a relative correction (C + P is nearly constant).
+    The rounding errors of `a**2`, of C + P, of a + 1/2 and of the quotient are known,
+    and are added to the exponent, as a relative correction (C + P is nearly constant).
     """
     a = at_most(a, _ERFC_ZERO[a.dtype.short])
     square, square_low = two_product(a, a)
@@ -77,7 +77,7 @@ def erfc(x: Expr) -> Expr:
 
 def erf(x: Expr) -> Expr:
     a = absolute(x)
-    if x.dtype is dtypes.float32:  # a polynomial reaches until it is 0
+    if x.dtype is dtypes.float32:  # one polynomial covers the range until erfc is 0
         shifted = sub(at_most(a, 3.95), _ERF_CENTRE)
         tail = polynomial(shifted, c.ERF_TAIL["f32"])
     else:
@@ -102,7 +102,7 @@ def erfinv(x: Expr) -> Expr:
 
 
 def _log_sin_pi(a: Expr) -> Expr:
-    """log(a |sin(pi a)|), for a > 0 that is no integer."""
+    """Return log(a |sin(pi a)|), for a > 0 that is no integer."""
     r = absolute(sub(a, expr.unary("rint", a)))  # to the nearest integer, exactly
     far = gt(r, 0.25)
     pi, pi_low = table(c.PI, a)
@@ -115,9 +115,9 @@ def _log_sin_pi(a: Expr) -> Expr:
 
 
 def _lgamma_positive(a: Expr) -> Expr:
-    """lgamma(a), 0 < a < inf: Stirling's series (fitted) from 5/2 on.
+    """Return lgamma(a), 0 < a < inf: Stirling's series (fitted) from 5/2 on.
 
-    Below, by the recurrence, from a polynomial about 2, where it is 0.
+    Below 5/2, the recurrence leads to a polynomial about 2, where lgamma is 0.
     """
     stirling = compare("ge", a, 2.5)
     low, middle = lt(a, 0.5), lt(a, 1.25)
@@ -146,7 +146,7 @@ def lgamma(x: Expr) -> Expr:
     positive = _lgamma_positive(a)
     pi, pi_low = table(c.LOG_PI, x)
     reflected = add(sub(sub(pi, _log_sin_pi(a)), positive), pi_low)
-    # So near 0 the square of a might underflow, and lgamma(-a) is lgamma(a).
+    # Nearer to 0 the square of a might underflow, but there lgamma(-a) is lgamma(a).
     result = select(lt(x, -(2.0**-60)), reflected, positive)
     pole = both(eq(x, expr.unary("rint", x)), compare("le", x, 0.0))
     result = select(pole, INF, result)
@@ -154,7 +154,7 @@ def lgamma(x: Expr) -> Expr:
 
 
 def nextafter(x: Expr, y: Expr) -> Expr:
-    """The next number after x towards y; the bits of floats are ordered as they are."""
+    """Return the next number after x towards y: bits are ordered like floats."""
     f = format_of(x)
     bits = to_bits(x)
     away = compare("eq", lt(x, y), gt(x, 0.0))

@@ -4,10 +4,10 @@
 
 Arguments up to `NEAR` take the reduction of Cody and Waite with three words of pi / 2:
 `x - k * word` is exact in an fma for the first word, and correctly rounded for the
-others. A `precise` reduction, for what amplifies its error, keeps what is lost. Larger
-arguments take that of Payne and Hanek: only those bits of 2 / pi are multiplied that
-matter to the last two bits of k and to r. Both are evaluated and one is selected,
-unless the caller says that its arguments are near.
+others. A `precise` reduction, for functions that amplify its error, keeps the rounding
+error. Larger arguments take the reduction of Payne and Hanek: it multiplies only the
+bits of 2 / pi that affect the last two bits of k and r. Both are evaluated and one is
+selected, unless the caller states that its arguments are near.
 
 Sources: W. Cody and W. Waite, "Software Manual for the Elementary Functions", 1980;
 M. Payne and R. Hanek, "Radian reduction for trigonometric functions", 1983; J.-M.
@@ -48,7 +48,7 @@ from hopflow.loop_ir.math.arith import (
     two_product,
 )
 
-# r; what its rounding lost; and an integer that is k in its low bits.
+# r, its rounding error, and an integer whose low bits are k.
 _Reduced: TypeAlias = tuple[Expr, Expr, Expr]
 
 NEAR: Final = {"f32": 2.0**17, "f64": 2.0**30}
@@ -56,7 +56,7 @@ NEAR: Final = {"f32": 2.0**17, "f64": 2.0**30}
 
 def _cody_waite(x: Expr, precise: bool) -> _Reduced:
     magic = format_of(x).magic
-    # All words are positive, so that -0 stays what it is in the fma with 0.
+    # All words are positive, so that the fma with 0 preserves -0.
     high, middle, low = table(c.CODY_WAITE, x)
     total = fma(x, table(c.TWO_OVER_PI, x)[0], magic)
     k = sub(total, magic)
@@ -70,15 +70,15 @@ def _cody_waite(x: Expr, precise: bool) -> _Reduced:
 
 
 def _modulo_4(x: Expr) -> Expr:
-    """x - 4 n, of magnitude at most 2, exactly."""
+    """Return x - 4 n, of magnitude at most 2, exactly."""
     return fma(expr.unary("rint", mul(x, 0.25)), -4.0, x)
 
 
 def _payne_hanek_single(x: Expr) -> _Reduced:
-    """As `_cody_waite`, for f32 beyond `NEAR`, in double precision.
+    """Reduce an f32 beyond `NEAR`, in double precision.
 
     x has 24 bits: its product with a chunk of 29 bits of 2 / pi is exact. Chunks that
-    give multiples of 4 only are skipped, and the first two reduced modulo 4.
+    only give multiples of 4 are skipped, and the first two products taken modulo 4.
     """
     wide = expr.cast(x, dtypes.float64)
     large = gt(absolute(wide), 2.0**76)
@@ -97,10 +97,10 @@ def _payne_hanek_single(x: Expr) -> _Reduced:
 
 
 def _window(exponent: Expr) -> list[Expr]:
-    """192 bits of 2 / pi as three words, from the bit of weight 2**(54 - exponent) on.
+    """Return 192 bits of 2 / pi as three words, from weight 2**(54 - exponent) on.
 
-    Four words of the table are found by the upper bits of the exponent, halving what
-    is left with each; the lower bits shift them.
+    The upper bits of the exponent choose four words of the table, each bit halving the
+    candidates; the lower bits shift them.
     """
     u64 = dtypes.uint64
     words = [expr.const(word, u64) for word in c.TWO_OVER_PI_WORDS]
@@ -123,7 +123,7 @@ def _window(exponent: Expr) -> list[Expr]:
 
 
 def _high_product(x: Expr, y: Expr) -> Expr:
-    """`x * y >> 64` for x < 2**53, by halves of 32 bits."""
+    """Return `x * y >> 64` for x < 2**53, by halves of 32 bits."""
     mask = 2**32 - 1
     x_high, x_low = lshr(x, 32), binary("and", x, mask)
     y_high, y_low = lshr(y, 32), binary("and", y, mask)
@@ -135,10 +135,10 @@ def _high_product(x: Expr, y: Expr) -> Expr:
 
 
 def _payne_hanek_double(x: Expr) -> _Reduced:
-    """As `_cody_waite`, for f64 beyond `NEAR`, in integers.
+    """Reduce an f64 beyond `NEAR`, in integers.
 
-    The significand times 192 bits of 2 / pi, modulo 2**192: k mod 4 is in the upper two
-    bits, and r * 2 / pi in 126 more, of which up to 62 may cancel.
+    It is the significand times 192 bits of 2 / pi, modulo 2**192: k mod 4 is in the
+    upper two bits, and r * 2 / pi in 126 more, of which up to 62 may cancel.
     """
     u64, i64, f64 = dtypes.uint64, dtypes.int64, dtypes.float64
     bits = expr.bitcast(absolute(x), u64)
@@ -152,7 +152,7 @@ def _payne_hanek_double(x: Expr) -> _Reduced:
     high = add(high, carry)
     k = lshr(add(high, 2**61), 62)
     signed = expr.bitcast(sub(high, shl(k, 62)), i64)
-    # To double in three parts, so that the sum is rounded once.
+    # Convert to double in three parts, so that the sum is rounded once.
     lower = binary("ashr", shl(signed, 32), 32)
     upper = expr.cast(sub(signed, lower), f64)
     last = expr.cast(expr.bitcast(lshr(low, 1), i64), f64)
@@ -161,7 +161,7 @@ def _payne_hanek_double(x: Expr) -> _Reduced:
     half_pi, half_pi_low = c.HALF_PI["f64"]
     r, r_low = two_product(turn, half_pi)
     r_low = add(r_low, fma(turn, half_pi_low, mul(turn_low, half_pi)))
-    # The sign of x goes to all; inf and NaN give NaN.
+    # All results take the sign of x; inf and NaN give NaN.
     sign = copysign(add(sub(x, x), 1.0), x)
     k = expr.bitcast(k, i64)
     k = select(lt(x, 0.0), expr.unary("neg", k), k)
@@ -180,7 +180,7 @@ def _reduce(x: Expr, near: bool, precise: bool = False) -> _Reduced:
 
 
 def _sin_or_cos(x: Expr, quarter: int, near: bool) -> Expr:
-    """sin(x + quarter pi / 2)."""
+    """Return sin(x + quarter pi / 2)."""
     f = format_of(x)
     r, _, k = _reduce(x, near)
     square = mul(r, r)
@@ -207,7 +207,7 @@ def cos(x: Expr, near: bool = False) -> Expr:
 
 
 def tan(x: Expr, near: bool = False) -> Expr:
-    """tan(r), or -1 / tan(r) where k is odd, which needs what the tangent lost."""
+    """Return tan(r), or -1 / tan(r), corrected by the tangent's error, if k is odd."""
     r, low, k = _reduce(x, near, precise=True)
     square = mul(r, r)
     rest = fma(mul(r, square), polynomial(square, table(c.TAN, x)), low)
