@@ -86,11 +86,11 @@ def branches(program: KernelProgram, _context: Context) -> None:
         block, is_step, depth = pending.pop()
         tests = _candidates(block, entry) if depth < DEEPEST else {}
         choices = _Choices(block, is_step, tests, entry) if tests else None
-        made = choices.made_branches() if choices else ()
+        new = choices.make_branches() if choices else ()
         for equation in block.equations:
             definition = equation.definition
             is_step = isinstance(definition, Loop) and not definition.independent
-            inner_depth = depth + (equation in made)
+            inner_depth = depth + (equation in new)
             pending += [(inner, is_step, inner_depth) for inner in blocks(definition)]
 
 
@@ -254,7 +254,7 @@ class _Choices:
         self.last = {v: n for n, read in enumerate(self.reads) for v in read}
         self.makers = {v: n for n, q in self.equations.items() for v in q.results}
 
-    def made_branches(self) -> set[Equation]:
+    def make_branches(self) -> set[Equation]:
         """Make branches in the block. Return the new equations."""
         new: set[Equation] = set()
         tried: set[tuple[int, _Test]] = set()

@@ -86,7 +86,7 @@ class _Trips(NamedTuple):
     steps   the trip count as an expression
     last    the final value of a carry
     carry   the number of that carry
-    range   the range of the carry within a step
+    range   the range of the carry inside a step
     most    an upper bound of the trip count
     """
 

@@ -282,9 +282,9 @@ class _Simplifier:
         if x.op != "add" or bounds.low < 0:
             return node
         for whole, rest in (x.args, x.args[::-1]):
-            within = self.bounds(rest)
+            rest_bounds = self.bounds(rest)
             times = _multiple(whole, size)
-            if times is not None and within.low >= 0 and within.high < size:
+            if times is not None and rest_bounds.low >= 0 and rest_bounds.high < size:
                 return rest if node.op == "rem" else times
         return node
 

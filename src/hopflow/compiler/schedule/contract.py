@@ -156,7 +156,7 @@ def _loads(s: Stmt) -> Iterator[tuple[Buffer, Index]]:
 
 
 def _leaves(index: Index) -> Iterator[Expr]:
-    """The variables and loads of an index."""
+    """Return the variables and loads of an index."""
     return (n for n in nodes(*index) if n.op in ("var", "load"))
 
 

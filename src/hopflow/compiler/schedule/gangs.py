@@ -128,7 +128,8 @@ def _width(loop: For, target: Target, named: Callable[[], Counter[Buffer]]) -> i
         or not all(b in private and _is_short(b) for b in exchanged)
     ):
         return 1
-    # What a trap of one lane stopped must not have read what it wrote.
+    # If a lane traps, the iterations run again one by one: they must not read rows that
+    # the gang has written.
     traps = any(isinstance(s, Trap) for s in inside)
     if traps and any(node.attr in rows for s in inside for node in loaded(s)):
         return 1
@@ -366,7 +367,7 @@ def _row(node: Expr, loop: For, reads: list[tuple[Expr, Let]]) -> Expr:
 
 
 def _is_row(node: Expr, loop: For) -> bool:
-    """Return whether a load is of an element that each iteration has its own of."""
+    """Return whether a load's index is constant but for the loop's variable."""
     buffer: Buffer = node.attr
     if e.condition_of(node) is not None:
         return False

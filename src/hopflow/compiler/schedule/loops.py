@@ -283,7 +283,7 @@ class _Writer:
         target: Stored | list[Var],
         sizes: Mapping[Symbol, Var],
     ) -> None:
-        """At the end of a branch, write a result to its common place."""
+        """Write a result to its common place at the end of a branch."""
         b = self.b
         if isinstance(target, list):
             for var, x in zip(target, b.elements_of(value, result.type), strict=True):

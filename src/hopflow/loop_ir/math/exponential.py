@@ -124,7 +124,7 @@ def expm1(x: Expr) -> Expr:
 
 
 def logistic(x: Expr) -> Expr:
-    """1 / (1 + exp(-x)), where `1 + exp(-x) = 1 + s + s e` is rounded once, or nearly.
+    """Return 1 / (1 + exp(-x)), with about one rounding of `1 + exp(-x) = 1 + s + s e`.
 
     It is scaled, so as to be finite where the result is subnormal.
     """
@@ -141,7 +141,7 @@ def logistic(x: Expr) -> Expr:
 
 
 def tanh(x: Expr) -> Expr:
-    """m / (m + 1), where `m = (exp(2 |x|) - 1) / 2 = s (r + rest) + (s - 1) / 2`.
+    """Return m / (m + 1), `m = (exp(2 |x|) - 1) / 2 = s (r + rest) + (s - 1) / 2`.
 
     All from |x| to m is half of what it is in exp, by constants scaled by powers of 2.
     Where m is small the result is `m - m * m / (m + 1)`: what the quotient has lost in
@@ -161,7 +161,7 @@ def tanh(x: Expr) -> Expr:
 
 
 def _hyperbolic(a: Expr) -> tuple[Expr, Expr, Expr, Expr]:
-    """cosh and sinh of n log 2, both halved; cosh - 1 and sinh of r: a = n log 2 + r.
+    """Return halves of cosh, sinh of n log 2, and cosh - 1, sinh of r = a - n log 2.
 
     The powers 2**(n - 2) and 2**(-n - 2) both come from the magic sum; the second is 0
     where it would be subnormal.
@@ -180,7 +180,7 @@ def _hyperbolic(a: Expr) -> tuple[Expr, Expr, Expr, Expr]:
 
 
 def sinh(x: Expr) -> Expr:
-    """sinh(n log 2) cosh(r) + cosh(n log 2) sinh(r)."""
+    """Return sinh(n log 2) cosh(r) + cosh(n log 2) sinh(r)."""
     a = absolute(x)
     cosh_n, sinh_n, cosh_r, sinh_r = _hyperbolic(at_most(a, _SINH_HIGH[x.dtype.short]))
     half = add(sinh_n, fma(sinh_n, cosh_r, mul(cosh_n, sinh_r)))
@@ -189,7 +189,7 @@ def sinh(x: Expr) -> Expr:
 
 
 def cosh(x: Expr) -> Expr:
-    """cosh(n log 2) cosh(r) + sinh(n log 2) sinh(r)."""
+    """Return cosh(n log 2) cosh(r) + sinh(n log 2) sinh(r)."""
     a = at_most(absolute(x), _SINH_HIGH[x.dtype.short])
     cosh_n, sinh_n, cosh_r, sinh_r = _hyperbolic(a)
     half = add(cosh_n, fma(cosh_n, cosh_r, mul(sinh_n, sinh_r)))

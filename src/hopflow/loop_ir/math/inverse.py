@@ -48,7 +48,8 @@ def asin(x: Expr) -> Expr:
 
 
 def acos(x: Expr) -> Expr:
-    """2 asin(s) for large x > 0, pi - 2 asin(s) for large x < 0, pi / 2 - asin(x)."""
+    """Return pi / 2 - asin(x); for large |x|, return 2 asin(s) if x > 0, and pi - 2
+    asin(s) if x < 0."""
     large, s, p = _asin_parts(x)
     signed = copysign(add(s, p), x)
     far = select(lt(x, 0.0), table(c.PI, x)[0], 0.0, x.dtype)
@@ -74,7 +75,7 @@ def atan(x: Expr) -> Expr:
 
 
 def atan2(y: Expr, x: Expr) -> Expr:
-    """The angle of (x, y): `t = smaller / larger`, and a multiple of pi / 2."""
+    """Return the angle of (x, y): `t = smaller / larger`, and a multiple of pi / 2."""
     a, b = absolute(x), absolute(y)
     steep = gt(b, a)
     larger, smaller = select(steep, b, a), select(steep, a, b)

@@ -147,7 +147,7 @@ def log1p(x: Expr) -> Expr:
 
 
 def asinh(x: Expr) -> Expr:
-    """log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|; log(2 a) of a large one."""
+    """Return log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|, or log(2 a) if large."""
     a = absolute(x)
     large = gt(a, _LARGE[x.dtype.short])
     square = mul(a, a)
@@ -159,7 +159,7 @@ def asinh(x: Expr) -> Expr:
 
 
 def acosh(x: Expr) -> Expr:
-    """log1p(v) of `v = t + sqrt(2 t + t**2)`, t = x - 1, and log(2 x) of a large x.
+    """Return log1p(v), `v = t + sqrt(2 t + t**2)`, t = x - 1, or log(2 x) if large.
 
     What rounding loses of v changes the logarithm by `lost / (1 + v)`.
     """
@@ -179,7 +179,7 @@ def acosh(x: Expr) -> Expr:
 
 
 def atanh(x: Expr) -> Expr:
-    """log1p(v) / 2 of v = 2 a / (1 - a), a = |x|.
+    """Return log1p(v) / 2 of v = 2 a / (1 - a), a = |x|.
 
     The error of v is known, and changes the logarithm by `error / (1 + a)`: to a tenth
     of that, by `error * (1 - a / 2)`.

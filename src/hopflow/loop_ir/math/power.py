@@ -123,7 +123,7 @@ def _pow_double(a: Expr, y: Expr) -> Expr:
 
 
 def hypot(x: Expr, y: Expr) -> Expr:
-    """sqrt(x**2 + y**2), scaled where a square would overflow or lose bits."""
+    """Return sqrt(x**2 + y**2), scaled where a square would overflow or lose bits."""
     a, b = absolute(x), absolute(y)
     larger = select(gt(a, b), a, b)
     bias = format_of(x).bias
@@ -147,10 +147,11 @@ _SEED: Final = {"f32": (8, 0x54A21D), "f64": (32, 0x553EF0FF)}
 
 
 def cbrt(x: Expr) -> Expr:
-    """x z**2, of z = x**(-1/3), with one last correction by the residual.
+    """Return x z**2, of z = x**(-1/3), with one last correction by the residual.
 
-    The seed of z divides the bits of x by -3, which divides its exponent. Then
-    `z (1 - h)**(-1/3)`, of `h = 1 - x z**3`, by its series (Householder's method).
+    The seed of z divides the bits of x by -3, which divides its exponent. Each
+    iteration multiplies z by the series of `(1 - h)**(-1/3)`, where `h = 1 - x z**3`
+    (Householder's method).
     """
     f = format_of(x)
     a = absolute(x)

@@ -87,7 +87,7 @@ def erf(x: Expr) -> Expr:
 
 
 def erfinv(x: Expr) -> Expr:
-    """x P(w) of w = -log(1 - x**2), and x P(sqrt(w)) towards the ends.
+    """Return x P(w) of w = -log(1 - x**2), and x P(sqrt(w)) towards the ends.
 
     Source: M. Giles, "Approximating the erfinv function", GPU Computing Gems, 2011; the
     coefficients are our own.
@@ -138,7 +138,7 @@ def _lgamma_positive(a: Expr) -> Expr:
 
 
 def lgamma(x: Expr) -> Expr:
-    """log |gamma(x)|, to 8 units; near its zeros below 0, to the error of a difference.
+    """Return log |gamma(x)| to 8 units, or a difference's error near zeros below 0.
 
     Below 0 by the reflection formula, `gamma(-a) gamma(a) = -pi / (a sin(pi a))`.
     """
