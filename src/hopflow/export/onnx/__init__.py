@@ -1,0 +1,1 @@
+"""Programs as ONNX models: `to_onnx` and the tables it reads."""
