@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+import numpy as np
 
 from hopflow import dtypes
 from hopflow.dtypes import DType
@@ -273,6 +275,9 @@ class Site:
         return self("Reshape", value, self.shape(shape), allowzero=1)
 
     def expanded(self, value: Value, shape: Shape) -> Value:
+        if all(isinstance(n, int) for n in shape) and 0 in shape:
+            # onnxruntime's optimizer takes such a node for one without effect.
+            return self.constant(np.zeros(cast("tuple[int, ...]", shape)), value.dtype)
         return self("Expand", value, self.shape(shape))
 
     def check(self, holds: Value, message: str, type_: TensorType | None = None) -> None:

@@ -11,7 +11,7 @@ from hopflow.export.onnx.pointwise import positions
 from hopflow.export.onnx.scopes import Value
 from hopflow.export.onnx.sizes import Number, vector
 from hopflow.graph.core import Constant
-from hopflow.graph.types import Shape, TensorType, same_size
+from hopflow.graph.types import Shape, TensorType, is_zero, same_size
 from hopflow.ops.gather import Layout
 from hopflow.symbolic.size import Size
 
@@ -101,7 +101,7 @@ def _gather(checked: bool) -> Callable[..., Value]:
         name, types = site.node.op.name, site.types
         layout = Layout(name, types[0], types[1:], axes, batch)
         at = _normal(site, indices, layout, checked=checked, first=1)
-        if any(n == 0 for n in layout.selected):
+        if any(map(is_zero, layout.selected)):
             empty = site.constant(0, x.dtype)
             return site.expanded(empty, layout.selected)
         if len(axes) == 1 and not batch:
@@ -136,7 +136,7 @@ def _dynamic_index(
 ) -> Value:
     layout = Layout(site.node.op.name, site.types[0], site.types[1:], axes, 0)
     at = _normal(site, indices, layout, checked=True, first=1)
-    if any(n == 0 for n in layout.selected):
+    if any(map(is_zero, layout.selected)):
         return site.expanded(site.constant(0, x.dtype), layout.selected)
     for axis, index in sorted(zip(axes, at, strict=True), reverse=True):
         x = site("Gather", x, index, axis=axis)
@@ -211,7 +211,7 @@ def written(
         repeats: Whether positions may be equal.
     """
     base, update = site.types[:2]
-    if any(n == 0 for n in (*base.shape, *update.shape)):
+    if any(map(is_zero, (*base.shape, *update.shape))):
         return x
     place = _flat_positions(site, at)
     flat, total = site.scope.flat(x), site.size(base.size)

@@ -97,7 +97,7 @@ def _match_size(
 
 def _roll(site: Site, x: Value, shift: Value, *, axis: int) -> Value:
     n = site.size(site.types[0].shape[axis])
-    if n.value == 0:
+    if is_zero(site.types[0].shape[axis]):
         return x
     size = n.tensor()
     period = site("Max", size, site.constant(1))

@@ -8,6 +8,7 @@ from hopflow.export.onnx.frames import Site
 from hopflow.export.onnx.pointwise import positions
 from hopflow.export.onnx.scopes import Scope, Value, inner_info
 from hopflow.export.onnx.sizes import Number
+from hopflow.graph.types import is_zero
 from hopflow.ops.reducers import highest, lowest
 from hopflow.ops.sizes import may_be_zero
 from hopflow.symbolic.size import Size
@@ -117,7 +118,7 @@ def _running_extremum(operator: str) -> Callable[..., Value]:
     def rule(site: Site, x: Value, *, axis: int, reverse: bool) -> Value:
         type_ = site.types[0]
         size = type_.shape[axis]
-        if size == 0:
+        if is_zero(size):
             return x
         first = lowest(x.dtype) if operator == "Max" else highest(x.dtype)
         start: Any = site.constant(first, x.dtype)
@@ -194,7 +195,7 @@ def order_key(site: Site, x: Value) -> Value:
 
 
 def _sorted(site: Site, x: Value, count: Size, *, descending: bool) -> Value:
-    if count == 0:
+    if is_zero(count):
         return site.expanded(site.constant(0), site.results[0].shape)
     size = site.shape((count,))
     largest = int(descending)

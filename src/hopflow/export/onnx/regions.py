@@ -15,7 +15,7 @@ from hopflow.export.onnx.pointwise import function
 from hopflow.export.onnx.scopes import Scope, Value, inner_info
 from hopflow.export.onnx.sizes import Number
 from hopflow.graph.core import Constant, Graph, Var, plain_symbol
-from hopflow.graph.types import TensorType, same_shape
+from hopflow.graph.types import TensorType, is_zero, same_shape
 from hopflow.loop_ir.kernels import Branch, CountedLoop, Inline, WhileLoop
 from hopflow.ops.sizes import may_be_zero
 from hopflow.symbolic.size import SymInt
@@ -338,7 +338,7 @@ def _stacks(site: Site, rows: list[Value], length: Number | None) -> list[Value]
 def _may_scan(site: Site, loop: CountedLoop) -> bool:
     """Whether ONNX's `Scan` has what a loop has: slices, at least one step, a carry of
     fixed shapes, and a body that reads nothing else."""
-    if loop.after or not loop.xs or may_be_zero(loop.length) or loop.length == 0:
+    if loop.after or not loop.xs or may_be_zero(loop.length) or is_zero(loop.length):
         return False
     body, first = loop.body, len(loop.before)
     told = {plain_symbol(n) for v in body.inputs[first:] for n in v.type.shape}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from hopflow.export.onnx import indexing, movement, reductions, values
+from hopflow.export.onnx import indexing, linalg, movement, reductions, values
 from hopflow.export.onnx.frames import Site
 from hopflow.export.onnx.pointwise import lowered
 from hopflow.export.onnx.regions import region
@@ -12,6 +12,7 @@ from hopflow.graph.regions import has_regions
 
 RULES: Final[dict[str, Callable[..., Any]]] = {
     **indexing.RULES,
+    **linalg.RULES,
     **movement.RULES,
     **reductions.RULES,
     **values.RULES,

@@ -279,8 +279,10 @@ def _fma(scope: Scope, node: Expr, visit: Callable[[Expr], Value]) -> Value:
     part = scope("Sub", plain, product)
     first = scope("Sub", product, scope("Sub", plain, part))
     rest = scope("Add", first, scope("Sub", z, part))
-    exact = scope("Add", plain, scope("Add", rest, lost))
-    return scope("Where", scope("IsNaN", exact), plain, exact)
+    missing = scope("Add", rest, lost)
+    # Halves of what is close to the largest float overflow.
+    is_lost = scope("IsNaN", scope("Sub", missing, missing))
+    return scope("Where", is_lost, plain, scope("Add", plain, missing))
 
 
 def _is_term_of_polynomial(z: Expr) -> bool:
