@@ -200,12 +200,13 @@ class Grid:
         self.sizes = (*shape, *(axes or ()))
         self.variables = [Var(f"i{a}", dtypes.int64) for a in range(len(self.sizes))]
         self.index: Index = tuple(map(read, self.variables))
+        self._memo: dict[Expr, Value] = {}
         self._values: dict[Var, Value] = {}
         self._flat: dict[tuple[Any, bool], Value] = {}
 
     def evaluate(self, expression: Expr) -> Value:
         """An expression at each index; it broadcasts to the shape."""
-        return evaluate(self.site.scope, expression, self.leaf)
+        return evaluate(self.site.scope, expression, self.leaf, self._memo)
 
     def leaf(self, node: Expr) -> Value:
         if node.op == "var":

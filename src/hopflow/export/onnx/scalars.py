@@ -49,16 +49,19 @@ NATIVE: Final = {
 """The functions that ONNX has; those of dtypes without a kernel are expanded."""
 
 
-def evaluate(scope: Scope, expression: Expr, leaf: Leaf) -> Value:
+def evaluate(
+    scope: Scope, expression: Expr, leaf: Leaf, memo: dict[Expr, Value] | None = None
+) -> Value:
     """The value of an expression on tensors.
 
     Args:
         leaf: The value of what the expression reads: a variable, an element, a size.
+        memo: The values of expressions so far, for others that share parts with it.
 
     Raises:
         ExportError: ONNX has nothing for an operation of it.
     """
-    memo: dict[Expr, Value] = {}
+    memo = {} if memo is None else memo
 
     def visit(node: Expr) -> Value:
         known = memo.get(node)
