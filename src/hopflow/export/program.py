@@ -12,10 +12,11 @@ import numpy as np
 from hopflow import pytree
 from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.entries import entry
-from hopflow.errors import ArgumentTypeError, StructureError
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, StructureError
 from hopflow.export.diff import Difference, differences
 from hopflow.export.document import Document, structure_of, write_document
 from hopflow.export.files import write_file
+from hopflow.export.onnx.model import ASSERTS, Asserts, save_model, to_model
 from hopflow.export.signature import Signature, signature_of
 from hopflow.graph.core import Graph, SourceLine
 from hopflow.graph.module import GraphModule
@@ -256,6 +257,54 @@ class ExportedProgram:
                 f"save: `path` must be a path, and is `{type(path).__name__}`."
             )
         write_file(path, self._document())
+
+    # --- other formats ---
+
+    @entry
+    @deep_recursion()
+    def to_onnx(
+        self, path: str | PathLike[str] | None = None, *, asserts: Asserts = "outputs"
+    ) -> Any:
+        """The program as an ONNX model, which runs where Python is not.
+
+        Loops and branches are operators in it, and symbolic sizes names. Its inputs
+        and outputs have the names of the arguments and results: `params['w'][0]` is
+        `params.w.0`. What a call writes is one more output each, `x.written`. See
+        docs/export.md for what ONNX says in another way.
+
+            >>> model = hf.export(hf.sin, (hf.ones((2,)),)).to_onnx()  # doctest: +SKIP
+            >>> [node.op_type for node in model.graph.node]  # doctest: +SKIP
+            ['Sin', 'Identity']
+
+        Args:
+            path: Where to write it, if it is given.
+            asserts: What becomes of checks, for a model cannot stop. "outputs": the
+                output `failed_check` is the number of the first one that has failed, in
+                the list `hopflow.checks` of the metadata, or 0. "drop": nothing.
+                "error": a program that has some is refused.
+
+        Returns:
+            The `onnx.ModelProto`, which the checker of `onnx` has accepted.
+
+        Raises:
+            ExportError: ONNX has nothing for an operation; the message names it and the
+                user's line. Or the library `onnx` is missing.
+            ArgumentTypeError, ArgumentValueError: an argument is of another kind.
+            OSError: the file cannot be written.
+        """
+        if path is not None and not isinstance(path, str | PathLike):
+            raise ArgumentTypeError(
+                f"to_onnx: `path` must be a path, and is `{type(path).__name__}`."
+            )
+        if asserts not in ASSERTS:
+            raise ArgumentValueError(
+                f"to_onnx: `asserts` must be one of {', '.join(map(repr, ASSERTS))}, "
+                f"and is {asserts!r}."
+            )
+        model = to_model(self, asserts)
+        if path is not None:
+            save_model(model, path)
+        return model
 
 
 def size_condition(guard: Any) -> str:

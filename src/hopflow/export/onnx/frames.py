@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -126,7 +127,7 @@ class Frame:
         for axis, size in enumerate(var.type.shape):
             symbol = plain_symbol(size)
             if symbol is not None:
-                self.offer(symbol, lambda axis=axis: self.axis_size(value, axis))
+                self.offer(symbol, partial(self.axis_size, value, axis))
 
     def offer(self, symbol: Symbol, tell: Callable[[], Known]) -> None:
         """Note how the value of a symbol is found, if it is asked for."""
@@ -280,7 +281,9 @@ class Site:
             return self.constant(np.zeros(cast("tuple[int, ...]", shape)), value.dtype)
         return self("Expand", value, self.shape(shape))
 
-    def check(self, holds: Value, message: str, type_: TensorType | None = None) -> None:
+    def check(
+        self, holds: Value, message: str, type_: TensorType | None = None
+    ) -> None:
         """Let the model tell whether `holds` is true everywhere.
 
         Args:

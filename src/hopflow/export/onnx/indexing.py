@@ -153,7 +153,9 @@ def _window_starts(
             found.append(Number(site.scope, 0))
             continue
         last = site.size(n - size).tensor()
-        low = site("Max", _wrapped(site, start, site.size(n).tensor()), site.constant(0))
+        low = site(
+            "Max", _wrapped(site, start, site.size(n).tensor()), site.constant(0)
+        )
         found.append(Number(site.scope, site("Min", low, last)))
     return found
 
@@ -265,8 +267,8 @@ def _combined(
 
     found = scattered(scope.cast(flat, wide), scope.cast(values, wide), combine)
     if wide.is_float and combine in ("min", "max"):
-        is_nan = (scope.cast(site("IsNaN", v), dtypes.uint8) for v in (flat, values))
-        nans = scope.cast(scattered(*is_nan, "max"), dtypes.bool_)
+        old, new = (scope.cast(site("IsNaN", v), dtypes.uint8) for v in (flat, values))
+        nans = scope.cast(scattered(old, new, "max"), dtypes.bool_)
         found = site("Where", nans, site.constant(float("nan"), wide), found)
     return scope.cast(found, dtype)
 
@@ -291,8 +293,10 @@ def _scatter(checked: bool) -> Callable[..., Value]:
         at: dict[int, Value] = {}
         after = range(count, ndim)
         for axis, index, type_ in zip(layout.axes, found, types[2:], strict=True):
-            at[axis] = _with_axes(site, index, type_, count, len(after))
-        grid = windows(site, types[1].shape, (0,) * count + starts, (1,) * count + steps)
+            at[axis] = _with_axes(site, index, type_, len(after))
+        grid = windows(
+            site, types[1].shape, (0,) * count + starts, (1,) * count + steps
+        )
         at |= {axis: grid[axis] for axis in range(batch)}
         at |= dict(zip(layout.rest, grid[count:], strict=True))
         if keep is not None:
@@ -304,8 +308,8 @@ def _scatter(checked: bool) -> Callable[..., Value]:
     return rule
 
 
-def _with_axes(site: Site, x: Value, type_: TensorType, count: int, after: int) -> Value:
-    """An index, which broadcasts to `count` axes, with as many more behind them."""
+def _with_axes(site: Site, x: Value, type_: TensorType, after: int) -> Value:
+    """An index with so many more axes behind those over which it broadcasts."""
     return site.scope.unsqueezed(x, *range(-after, 0)) if type_.shape else x
 
 

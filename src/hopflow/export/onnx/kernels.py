@@ -51,9 +51,9 @@ _FIRST: Final = (0,)
 _BOOL: Final = (dtypes.bool_,)
 _INT: Final = (dtypes.int64,)
 
-# Left out are kernels whose answers differ from ours: of float16 that round otherwise than
-# once, or treat NaN in their own way; of integers that compute in floats; products of
-# unsigned matrices, which fail where the inner axis is empty.
+# Left out are kernels whose answers differ from ours: of float16 that round otherwise
+# than once, or treat NaN in their own way; of integers that compute in floats; products
+# of unsigned matrices, which fail where the inner axis is empty.
 KERNELS: Final[Mapping[str, Operator]] = {
     # arithmetic
     "Abs": _operator(_NUMBERS, "orders"),
@@ -114,9 +114,7 @@ KERNELS: Final[Mapping[str, Operator]] = {
     "CumSum": _operator("i32 i64 f32 f64", "wraps", _FIRST),
     "CumProd": _operator("i32 i64 u32 u64 f32 f64", "wraps", _FIRST),
     "MatMul": _operator("i32 i64 f32 f64", "wraps"),
-    "TopK": _operator(
-        "i8 i32 i64 u8 f32 f64", "orders", _FIRST, (None, dtypes.int64)
-    ),
+    "TopK": _operator("i8 i32 i64 u8 f32 f64", "orders", _FIRST, (None, dtypes.int64)),
     # movement
     "Identity": _operator(_ALL, "moves"),
     "Reshape": _operator(_ALL, "moves", _FIRST),

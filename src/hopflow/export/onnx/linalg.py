@@ -18,7 +18,7 @@ from hopflow.hops.while_loop import fori_loop
 from hopflow.ops import reduce
 from hopflow.ops.convert import astype
 from hopflow.ops.creation import arange, eye, tril, triu, zeros, zeros_like
-from hopflow.ops.elementwise import abs, copysign, isnan, where
+from hopflow.ops.elementwise import abs, copysign, equal, isnan, where
 from hopflow.ops.indexing import take, take_along_axis
 from hopflow.ops.manipulation import broadcast_to, expand_dims
 from hopflow.ops.math import sqrt
@@ -59,7 +59,7 @@ def _lu(x: Any) -> Any:
         a = take_along_axis(a, expand_dims(order, axis=-1), axis=-2)
         row = take(a, j, axis=-2)
         pivot = expand_dims(take(row, j, axis=-1), axis=-1)
-        scaled = take(a, j, axis=-1) / where(pivot == 0, 1.0, pivot)
+        scaled = take(a, j, axis=-1) / where(equal(pivot, 0), 1.0, pivot)
         factors = expand_dims(where(rows > j, scaled, 0.0), axis=-1)
         rest = expand_dims(where(columns > j, row, 0.0), axis=-2)
         below = (expand_dims(rows, axis=-1) > j) & (columns == j)
@@ -117,7 +117,7 @@ def _qr(x: Any, *, complete: bool) -> Any:
         below = where(rows > j, column, 0.0)
         square = reduce.sum(below * below, axis=-1, keepdims=True)
         beta = -copysign(sqrt(alpha * alpha + square), alpha)
-        is_done = square == 0
+        is_done = equal(square, 0)
         tau = where(is_done, 0.0, (beta - alpha) / where(is_done, 1.0, beta))
         scaled = below / where(is_done, 1.0, alpha - beta)
         v = expand_dims(where(rows == j, 1.0, scaled), axis=-1)
@@ -153,8 +153,8 @@ def _composed(f: Callable[..., Any]) -> Callable[..., Any]:
 def _refused(what: str) -> Callable[..., Any]:
     def rule(_site: Site, *_operands: Value, **_params: Any) -> Any:
         raise ExportError(
-            f"ONNX has no {what}, and the signs of LAPACK's vectors follow from no rule "
-            "that a model could repeat. Compute them before the model, or outside."
+            f"ONNX has no {what}, and the signs of LAPACK's vectors follow from no "
+            "rule that a model could repeat. Compute them before, or after it."
         )
 
     return rule

@@ -3,26 +3,25 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from os import PathLike, fspath
-from typing import Any, Final, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.dtypes import DType
-from hopflow.errors import ExportError
 from hopflow.export.onnx.frames import Check, Frame, Writer
 from hopflow.export.onnx.library import DOMAIN, OPSET, library
 from hopflow.export.onnx.rules import write
 from hopflow.export.onnx.scopes import Scope, Value, tensor, value_info
 from hopflow.export.onnx.sizes import Known, Number
 from hopflow.export.signature import Signature
-from hopflow.graph.core import Graph, SourceLine, Var
+from hopflow.graph.core import Graph, SourceLine
 from hopflow.graph.module import ComputedSource, GraphModule, Source
 from hopflow.graph.types import Shape, TensorType
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
-from hopflow.symbolic.size import Symbol
 
 Asserts: TypeAlias = Literal["outputs", "drop", "error"]
 ASSERTS: Final = ("outputs", "drop", "error")
@@ -35,23 +34,24 @@ _MOST_BYTES: Final = 1 << 30
 two gigabytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What of an exported program a model is made of."""
-
-    module: GraphModule
-    signature: Signature
-    constraints: Sequence[str]
-    name: str
-    version: str
+class Program(Protocol):
+    """What of an `ExportedProgram` a model is made of."""
 
     @property
-    def graph(self) -> Graph:
-        return self.module.graph
+    def __name__(self) -> str: ...
+
+    @property
+    def module(self) -> GraphModule: ...
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def constraints(self) -> tuple[str, ...]: ...
 
 
 def to_model(program: Program, asserts: Asserts) -> Any:
-    """The model, a `ModelProto`, which is checked.
+    """The model, a `ModelProto`, which the checker of `onnx` has accepted.
 
     Raises:
         ExportError: ONNX has nothing for an operation, or `onnx` is missing.
@@ -66,17 +66,18 @@ def to_model(program: Program, asserts: Asserts) -> Any:
     model = onnx.helper.make_model(
         graph,
         producer_name="hopflow",
-        producer_version=program.version,
+        producer_version=version("hopflow"),
         opset_imports=opsets,
         ir_version=onnx.helper.find_min_ir_version_for([opsets[0]]),
         functions=functions,
-        doc_string=f"{program.name}, exported by hopflow.\n\n{program.signature}",
+        doc_string=f"{program.__name__}, exported by hopflow.\n\n{program.signature}",
     )
     onnx.helper.set_model_props(model, writing.properties())
+    onnx.checker.check_model(model, full_check=True)
     return model
 
 
-def save(model: Any, path: str | PathLike[str]) -> None:
+def save_model(model: Any, path: str | PathLike[str]) -> None:
     """Write a model; its tensors beside it, if they are large."""
     onnx = library()
     size = sum(len(t.raw_data) for t in model.graph.initializer)
@@ -84,13 +85,8 @@ def save(model: Any, path: str | PathLike[str]) -> None:
         model,
         fspath(path),
         save_as_external_data=size > _MOST_BYTES,
-        location=f"{fspath(path).rsplit('/', 1)[-1]}.data",
+        location=f"{Path(path).name}.data",
     )
-
-
-def check(model: Any) -> None:
-    """Run the checker of `onnx`, with its inference of types and shapes."""
-    library().checker.check_model(model, full_check=True)
 
 
 class _Writing:
@@ -103,15 +99,15 @@ class _Writing:
 
     def __init__(self, program: Program, asserts: Asserts) -> None:
         self.program = program
-        self.writer = Writer(asserts, write, shared=_shared(program.graph))
+        self.writer = Writer(asserts, write, shared=_shared(program.module.graph))
         self.scope = Scope(self.writer.names)
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
         self.initializers: list[Any] = []
         self.names: dict[str, str] = {}
-        self.frame = Frame(
-            self.writer, self.scope, program.graph, [None] * len(program.graph.inputs)
-        )
+        graph = program.module.graph
+        inputs = [None] * len(graph.inputs)
+        self.frame = Frame(self.writer, self.scope, graph, inputs)
 
     # --- the graph ---
 
@@ -122,7 +118,7 @@ class _Writing:
         self.check_constraints()
         found = self.frame.run()
         self.write_outputs(found)
-        result = self.scope.graph(self.program.name, self.inputs, self.outputs)
+        result = self.scope.graph(self.program.__name__, self.inputs, self.outputs)
         result.initializer.extend(self.initializers)
         result.value_info.extend(self.known_types())
         return result
@@ -130,7 +126,7 @@ class _Writing:
     def read_arguments(self) -> dict[int, Value]:
         """Declare the inputs; returns them by the position of the leaf."""
         module, leaves = self.program.module, {}
-        operands = iter(self.program.graph.operands)
+        operands = iter(self.program.module.graph.operands)
         for i, found in enumerate(self.program.signature.inputs):
             if i in module.constants:
                 continue
@@ -153,12 +149,12 @@ class _Writing:
         """Hold the tensors of the program. Those that it writes are inputs, too, whose
         default they are."""
         written = self.program.signature.written
-        for node in self.program.graph.nodes:
+        for node in self.program.module.graph.nodes:
             if node.op is not None or node.name in self.writer.attributes:
                 continue
             type_ = node.results[0].type
             value = self.scope.input(_plain(node.name), type_.dtype)
-            array = np.asarray(self.program.graph.attributes[node.name])
+            array = np.asarray(self.program.module.graph.attributes[node.name])
             self.initializers.append(tensor(array, type_.dtype, value.name))
             self.writer.attributes[node.name] = value
             self.names[node.name] = value.name
@@ -168,14 +164,14 @@ class _Writing:
     def offer_symbols(self, leaves: Mapping[int, Value]) -> None:
         """Say where the values of symbols are found."""
         for symbol, source in self.program.module.sources.items():
-            self.frame.offer(symbol, lambda s=source: self.found(s, leaves))
+            self.frame.offer(symbol, partial(self.found, source, leaves))
 
     def found(
         self, source: Source | ComputedSource, leaves: Mapping[int, Value]
     ) -> Known:
         if isinstance(source, ComputedSource):
             for symbol, inner in source.sources.items():
-                self.frame.offer(symbol, lambda s=inner: self.found(s, leaves))
+                self.frame.offer(symbol, partial(self.found, inner, leaves))
             return self.frame.size(source.size).value
         value = leaves[source.leaf]
         if source.axis is None:
@@ -198,7 +194,7 @@ class _Writing:
     # --- outputs ---
 
     def write_outputs(self, found: Sequence[Value]) -> None:
-        signature, graph = self.program.signature, self.program.graph
+        signature, graph = self.program.signature, self.program.module.graph
         paths = [f.path for f in signature.outputs]
         paths += [f"{path} (written)" for path in signature.written]
         docs = [*map(str, signature.outputs), *signature.written]
@@ -218,11 +214,8 @@ class _Writing:
         name = self.writer.names.fresh(_plain(path))
         self.scope.node("Identity", [value.name], {}, [name])
         self.names[path] = name
-        declared = value_info(Value(name, value.dtype), self.nameable(shape), doc)
+        declared = value_info(Value(name, value.dtype), shape, doc)
         self.outputs.append(declared)
-
-    def nameable(self, shape: Shape) -> Shape:
-        return shape
 
     # --- what readers see ---
 
@@ -281,6 +274,3 @@ def _shared(graph: Graph) -> frozenset[Graph]:
         if node.op is INVOKE_SUBGRAPH
     )
     return frozenset([body for body, count in calls.items() if count > 1])
-
-
-_ = (Var, Symbol, DType, ExportError)

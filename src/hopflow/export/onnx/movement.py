@@ -11,7 +11,6 @@ from hopflow.export.onnx.pointwise import positions
 from hopflow.export.onnx.scopes import Value
 from hopflow.export.onnx.sizes import Number, vector
 from hopflow.graph.types import Shape, is_zero
-from hopflow.symbolic.size import Size
 
 
 def _reshape(site: Site, x: Value, *, shape: Shape) -> Value:
@@ -85,9 +84,7 @@ def _iota(site: Site, *, shape: Shape, axis: int, dtype: DType) -> Value:
     return site.expanded(column, shape)
 
 
-def _match_size(
-    site: Site, x: Value, *, axis: int, size: Size, repeats: bool = False
-) -> Value:
+def _match_size(site: Site, x: Value, *, repeats: bool = False, **_: Any) -> Value:
     shape = site.results[0].shape
     if repeats:
         return site.expanded(x, shape)
@@ -116,7 +113,7 @@ def _part(site: Site, x: Value, axis: int, start: Value, end: Value) -> Value:
     return site("Slice", x, *ends, site.scope.integers((axis,)))
 
 
-def _kept(site: Site, x: Value, *_others: Value, **_: Any) -> Value:
+def _kept(_site: Site, x: Value) -> Value:
     return x
 
 

@@ -137,7 +137,9 @@ def _running_extremum(operator: str) -> Callable[..., Value]:
     return rule
 
 
-def _with_first(site: Site, x: Value, value: Value, axis: int, *, at_end: bool) -> Value:
+def _with_first(
+    site: Site, x: Value, value: Value, axis: int, *, at_end: bool
+) -> Value:
     ndim = site.types[0].ndim
     widths = [0] * (2 * ndim)
     widths[axis + (ndim if at_end else 0)] = 1
@@ -236,4 +238,3 @@ RULES: Final[dict[str, Callable[..., Any]]] = {
     "reduce_sum": _float_reduction("ReduceSum"),
     "top_order": _top_order,
 }
-

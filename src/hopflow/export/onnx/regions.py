@@ -276,7 +276,9 @@ def _while(site: Site, loop: WhileLoop) -> list[Value]:
     if loop.max_steps is not None:  # one more carry: whether it would go on
         trips = site.constant(loop.max_steps)
         starts, carried = [*carry, (first, _TRUTH)], [*types[:count], _TRUTH]
-    last, rows = _loop(site, "body", trips, first, starts, (carried, types[count:]), body)
+    last, rows = _loop(
+        site, "body", trips, first, starts, (carried, types[count:]), body
+    )
     if loop.max_steps is not None:
         message = f"{site.node.op.name}: more than {loop.max_steps} steps"
         ended = site("Not", last.pop())
@@ -355,7 +357,10 @@ def _scan(site: Site, loop: CountedLoop) -> list[Value]:
     before = [None if isinstance(g, Value) else g for g in _given(site, loop.before)]
     count, body = len(loop.carry), loop.body
     own = body.inputs[len(before) :]
-    inputs = [inner.input("carry" if i < count else "slice", v.type.dtype) for i, v in enumerate(own)]
+    inputs = [
+        inner.input("carry" if i < count else "slice", v.type.dtype)
+        for i, v in enumerate(own)
+    ]
     failed = inner.failed = inner.input("failed", dtypes.int64)
     results = Frame(site.writer, inner, body, [*before, *inputs]).run()
     types = list(body.out_types)

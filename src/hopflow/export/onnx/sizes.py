@@ -200,9 +200,7 @@ _COMPARISONS: Final = {
 }
 
 
-def condition(
-    scope: Scope, holds: SymBool, known: Callable[[Symbol], Known]
-) -> Value:
+def condition(scope: Scope, holds: SymBool, known: Callable[[Symbol], Known]) -> Value:
     """A condition on symbolic numbers, as bool[]."""
     if holds.op in ("and", "or", "not"):
         parts = [condition(scope, part, known) for part in holds.args]

@@ -35,7 +35,9 @@ def _symbolic_int(site: Site, *, value: Size) -> Value:
     return site.size(value).tensor()
 
 
-def _check(site: Site, test: Value, *_sides: Value, message: Any, **_: Any) -> list[Value]:
+def _check(
+    site: Site, test: Value, *_sides: Value, message: Any, **_: Any
+) -> list[Value]:
     site.check(test, str(message), site.types[0])
     return []
 
