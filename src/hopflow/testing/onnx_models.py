@@ -1,6 +1,5 @@
 """Running ONNX models in onnxruntime, which tests need and the package does not."""
 
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -78,10 +77,14 @@ def _without_bfloat16(onnx: Any, graph: Any) -> list[str]:
     return [value.name for value in graph.input]
 
 
-def difference(found: Array, expected: Array) -> float:
+def difference(found: Array, expected: Array, *, of_largest: bool = False) -> float:
     """The largest difference of floats in units in the last place, of subnormal numbers
     those of the smallest normal one; infinite where shapes, integers, NaNs or
-    infinities differ."""
+    infinities differ.
+
+    Args:
+        of_largest: Whether all are in units of the largest element.
+    """
     dtype = as_dtype(expected.dtype)
     if found.shape != expected.shape:
         return np.inf
@@ -96,7 +99,8 @@ def difference(found: Array, expected: Array) -> float:
     if not np.isfinite(x).all():
         return np.inf
     info = _INFO[dtype.short]
-    units = np.maximum(np.abs(y), info[0]) * info[1]
+    sizes = np.maximum(np.abs(y), info[0])
+    units = (np.max(sizes, initial=info[0]) if of_largest else sizes) * info[1]
     return float(np.max(np.abs(x - y) / units, initial=0.0))
 
 
@@ -106,5 +110,3 @@ _INFO: Final = {
     "f32": (2.0**-126, 2.0**-23),
     "f64": (2.0**-1022, 2.0**-52),
 }
-
-

@@ -29,7 +29,7 @@ ASSERTS: Final = ("outputs", "drop", "error")
 FAILED: Final = "failed_check"
 """The output that says which check has failed first."""
 
-_MOST_BYTES: Final = 1 << 30
+MOST_BYTES: Final = 1 << 30
 """Of tensors within the file; larger ones are written beside it. Protocol buffers hold
 two gigabytes."""
 
@@ -84,7 +84,7 @@ def save_model(model: Any, path: str | PathLike[str]) -> None:
     onnx.save_model(
         model,
         fspath(path),
-        save_as_external_data=size > _MOST_BYTES,
+        save_as_external_data=size > MOST_BYTES,
         location=f"{Path(path).name}.data",
     )
 

@@ -113,14 +113,15 @@ def _part(site: Site, x: Value, axis: int, start: Value, end: Value) -> Value:
     return site("Slice", x, *ends, site.scope.integers((axis,)))
 
 
-def _kept(_site: Site, x: Value) -> Value:
-    return x
+def _operand(place: int) -> Callable[..., Value]:
+    """One of the operands, as it is."""
+    return lambda _site, *operands, **_: operands[place]
 
 
 RULES: Final[dict[str, Callable[..., Value | Sequence[Value]]]] = {
     "broadcast_to": _broadcast,
     "concat": _concat,
-    "copy": _kept,
+    "copy": _operand(0),
     "full": _full,
     "iota": _iota,
     "match_size": _match_size,
@@ -128,7 +129,9 @@ RULES: Final[dict[str, Callable[..., Value | Sequence[Value]]]] = {
     "reshape": _reshape,
     "roll": _roll,
     "slice": _slice,
-    "stop_gradient": _kept,
+    "determinant": _operand(1),
+    "solution": _operand(2),
+    "stop_gradient": _operand(0),
     "transpose": _transpose,
     "update_slice": _update_slice,
 }

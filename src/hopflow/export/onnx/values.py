@@ -1,4 +1,5 @@
-"""Operations on values and sizes of the run: conversions, items, checks."""
+"""Operations on values and sizes of the run: conversions, items, checks; and those of
+which ONNX has a shorter form than what they lower to."""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -14,6 +15,18 @@ from hopflow.symbolic.size import Size
 
 def _convert(site: Site, x: Value, *, dtype: DType, **_: Any) -> Value:
     return converted(site.scope, x, dtype)
+
+
+def _sign(site: Site, x: Value) -> Value:
+    return site("Sign", x)
+
+
+def _logistic(site: Site, x: Value) -> Value:
+    """`1 / (1 + exp(-x))`: onnxruntime's own function is 0 from -18 on."""
+    wide = site.scope.cast(x, dtypes.float32) if x.dtype.bits == 16 else x
+    one = site.constant(1, wide.dtype)
+    below = site("Add", one, site("Exp", site("Neg", wide)))
+    return site.scope.cast(site("Div", one, below), x.dtype)
 
 
 def _item(
@@ -54,6 +67,8 @@ RULES: Final[dict[str, Callable[..., Value | Sequence[Value]]]] = {
     "convert": _convert,
     "dim_size": _dim_size,
     "item": _item,
+    "logistic": _logistic,
     "require": _require,
+    "sign": _sign,
     "symbolic_int": _symbolic_int,
 }

@@ -1,0 +1,99 @@
+"""Drawn programs give equal answers as ONNX models, in onnxruntime.
+
+Sizes are fixed, and then symbols. The ordinary suite draws a few; `make soak` draws
+1,000 programs.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+import hopflow as hf
+from hopflow import pytree
+from hopflow.dtypes import as_dtype
+from hopflow.errors import HopflowError
+from hopflow.testing.fuzz import EVERY
+from hopflow.testing.onnx_models import Session, difference
+from hopflow.testing.program import Program
+from hopflow.testing.requires import requires
+from hopflow.testing.strategies import programs
+
+pytestmark = [pytest.mark.slow, requires("onnx>=1.23", "onnxruntime>=1.32")]
+
+QUICK: Final = settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+DRAWN: Final = (
+    programs("smooth", operators=EVERY, mutation=True)
+    | programs("exact", operators=EVERY, mutation=True)
+    | programs("special", operators=EVERY, mutation=True)
+)
+ULPS: Final = {"f16": 2**4, "bf16": 2**4, "f32": 2**10, "f64": 2**20}
+"""The difference that rounding makes in a program, in units of the largest element of a
+result."""
+
+ERRORS: Final = (HopflowError, ArithmeticError, IndexError)
+
+
+def check_model(drawn: Program, dynamic: bool | None) -> None:
+    """Compare a program with its model: what it gives, what it writes, what it stops
+    at."""
+    function = drawn.function(hf)
+    try:
+        given = tuple(map(hf.asarray, drawn.values()))
+        program: Any = hf.export(function, given, dynamic_shapes=dynamic)
+    except ERRORS:
+        return  # of whatever plain Python refuses, too
+    model = program.to_onnx()
+    found = Session(model)(*map(np.array, drawn.values()))
+    operands = [hf.asarray(np.array(x)) for x in drawn.values()]
+    stopped: Exception | None = None
+    try:
+        results = pytree.flatten(program(*operands))[0]
+    except ERRORS as error:
+        stopped = error
+    assert bool(found.failed) is bool(stopped), (found.failed, stopped)
+    if stopped:
+        return
+    written = [
+        operand
+        for operand, argument in zip(operands, program.signature.inputs, strict=True)
+        if argument.written
+    ]
+    expected = [np.asarray(x) for x in (*results, *written)]
+    assert len(found.results) == len(expected)
+    for x, y in zip(found.results, expected, strict=True):
+        name = as_dtype(y.dtype).short
+        assert difference(x, y, of_largest=True) <= ULPS.get(name, 0), (x, y)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_drawn_programs_give_equal_answers_in_onnxruntime(dynamic: bool | None) -> None:
+    @QUICK
+    @given(DRAWN)
+    def check(drawn: Program) -> None:
+        check_model(drawn, dynamic)
+
+    check()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("part", range(10))
+def test_1000_drawn_programs_give_equal_answers(
+    part: int, dynamic: bool | None
+) -> None:
+    @seed(part)
+    @settings(QUICK, derandomize=False, max_examples=50)
+    @given(DRAWN)
+    def check(drawn: Program) -> None:
+        check_model(drawn, dynamic)
+
+    check()

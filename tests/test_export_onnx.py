@@ -1,0 +1,775 @@
+"""Exported programs as ONNX models: equal answers in onnxruntime, and what is refused.
+
+`make tables` (or `HOPFLOW_WRITE_TABLES=1`) writes docs/export_targets.md.
+"""
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow import dtypes, pytree
+from hopflow.dtypes import DType, as_dtype
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, ExportError
+from hopflow.export.onnx import model as models
+from hopflow.export.onnx.kernels import KERNELS
+from hopflow.export.onnx.library import OPSET, element_type, library
+from hopflow.ops import batching
+from hopflow.ops.opdef import OPERATIONS, OpDef
+from hopflow.testing.kernels import sample_arrays
+from hopflow.testing.onnx_models import Session, difference
+from hopflow.testing.requires import load, requires
+
+pytestmark = [requires("onnx>=1.23", "onnxruntime>=1.32")]
+
+PAGE: Final = Path(__file__).parent.parent / "docs" / "export_targets.md"
+
+Array = np.ndarray[Any, Any]
+
+
+def f64(*values: Any) -> Any:
+    return hf.asarray(np.array(values, dtype=np.float64))
+
+
+def exported(f: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return hf.export(f, args, **options)
+
+
+def check_equal(
+    program: Any, *args: Any, ulps: float = 64, asserts: str = "outputs"
+) -> Any:
+    """Run a program and its model, compare their answers, and return the model."""
+    model = program.to_onnx(asserts=asserts)
+    given = [np.array(x) for x in pytree.flatten(args)[0]]
+    expected = [np.asarray(x) for x in pytree.flatten(program(*args))[0]]
+    found = Session(model)(*given)
+    assert found.failed == 0, model.metadata_props
+    for x, y in zip(found.results, expected, strict=False):
+        assert difference(x, y, of_largest=True) <= ulps, (x, y)
+    return model
+
+
+def node_types(graph: Any) -> Iterator[str]:
+    """The operators of a graph and of those in it."""
+    for node in graph.node:
+        yield node.op_type
+        for attribute in node.attribute:
+            yield from node_types(attribute.g)
+
+
+# --- every operation ------------------------------------------------------------------
+
+DRAWS: Final = 2
+"""How often the operands of each sample are drawn."""
+
+ULPS: Final = {
+    # onnxruntime's sine of float64 is exact to 2**-52 of 1, and not of the result; its
+    # hyperbolic tangent of float32 not where that is subnormal.
+    "sin": 256,
+    "cos": 256,
+    "tanh": 128,
+    # SciPy, which computes what we compare with, is less exact far out and near 1.
+    "erfc": 256,
+    "lgamma": 8192,
+}
+"""How many units in the last place results may differ by; of all others it is 8. Where
+elements are computed from many others, these are units of the largest element."""
+
+REFUSED: Final = {
+    "callback": "it calls Python, which `hf.export` refuses",
+    "eigh": "ONNX has no eigenvalues, and the signs of LAPACK's vectors follow from no "
+    "rule that a model could repeat. Compute them before, or after it.",
+    "svd": "ONNX has no singular values, and the signs of LAPACK's vectors follow from "
+    "no rule that a model could repeat. Compute them before, or after it.",
+}
+
+
+class Case(NamedTuple):
+    """Operands and params of an operation."""
+
+    operands: list[Array]
+    params: dict[str, Any]
+
+
+def cases(op: OpDef) -> list[Case]:
+    """The samples of an operation, in all of their dtypes, each drawn a few times; of
+    elementwise ones special values, too."""
+    found = []
+    for sample in op.samples:
+        named = any(text.startswith("T") for text in sample.operands)
+        for dtype in sample.dtypes if named else sample.dtypes[:1]:
+            for draw in range(DRAWS if sample.operands else 1):
+                operands = sample_arrays(sample, dtype, draw)
+                if op.name in ("check", "require"):  # of a condition that holds
+                    operands[-1] = np.ones_like(operands[-1])
+                found.append(Case(operands, sample.params))
+    if op.batch is batching.pointwise:
+        sample = op.samples[0]
+        found += [
+            Case(special_operands(op, sample.operands, dtype), sample.params)
+            for dtype in sample.dtypes
+        ]
+    return found
+
+
+def special_values(dtype: DType) -> Array:
+    """Zeros, ends, infinities, NaN; and ordinary values of all sizes."""
+    rng = np.random.default_rng(1)
+    if dtype.kind == "b":
+        return np.array([True, False])
+    if dtype.is_integer:
+        info = dtypes.iinfo(dtype)
+        ends = [info.min, info.max, info.max - 1, info.max // 2]
+        small = [0, 1, 2, 3, 7, *([-1, -2, -3, -7] if dtype.kind == "i" else [])]
+        drawn = rng.integers(info.min, info.max, 6, dtype=dtype.dtype)
+        return np.unique(np.array([*ends, *small, *drawn], dtype=dtype.dtype))
+    tiny = float(dtypes.finfo(dtype).smallest_normal)
+    ends = [0.0, -0.0, np.inf, -np.inf, np.nan, tiny, -tiny]
+    small = [1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 3, 1e-3, 10, -10, 30, -30, 88, -88]
+    drawn = [rng.normal(size=6), np.exp(rng.uniform(-8, 8, 8)), rng.uniform(-9, 0, 6)]
+    with np.errstate(all="ignore"):
+        return np.concatenate([ends, small, *drawn]).astype(dtype.dtype)
+
+
+def special_operands(op: OpDef, texts: Sequence[str], dtype: DType) -> list[Array]:
+    """Special values of each operand beside those of each other."""
+    found = []
+    for place, text in enumerate(reversed(texts)):
+        chosen = dtype if text.startswith("T") else as_dtype(text.split("[")[0])
+        values = special_values(chosen)
+        if op.name in ("checked_floor_divide", "checked_remainder") and place == 0:
+            values = values[values != 0]
+        if op.name == "checked_pow" and place == 0:
+            values = values[values >= 0]
+        if op.name == "fma" and dtype.is_float:  # products must not overflow
+            values = values[np.isfinite(values)]
+        found.append(values.reshape(-1, *[1] * place))
+    return found[::-1]
+
+
+def function_of(op: OpDef, rows: Sequence[Case]) -> Callable[..., Any]:
+    """The results of an operation for all cases, of their operands one by one."""
+
+    def run(*flat: Any) -> Any:
+        operands = iter(flat)
+        found = []
+        for row in rows:
+            result = op(*[next(operands) for _ in row.operands], **row.params)
+            results = result if isinstance(result, tuple) else (result,)
+            found += [r for r in results if r is not None]
+        return [hf.copy(hf.asarray(r)) for r in found]
+
+    return run
+
+
+class Row(NamedTuple):
+    """What became of an operation: how it is written, or why it is refused."""
+
+    written: str
+    worst: float = 0.0
+
+
+@cache
+def outcome(name: str) -> Row:
+    op = OPERATIONS[name]
+    if name == "callback":
+        return Row(f"*refused: {REFUSED[name]}*")
+    rows = cases(op)
+    flat = [x for row in rows for x in row.operands]
+    program = exported(function_of(op, rows), *map(hf.asarray, flat))
+    try:
+        model = program.to_onnx()
+    except ExportError as error:
+        return Row(f"*refused: {str(error).partition('model: ')[2]}*")
+    found = Session(model)(*flat)
+    assert found.failed == 0
+    results = iter(found.results)
+    is_elementwise, worst = op.batch is batching.pointwise, 0.0
+    for row in rows:
+        with np.errstate(all="ignore"):
+            expected = op.run(*row.operands, **row.params)
+        for y in expected if isinstance(expected, tuple) else (expected,):
+            x = next(results)
+            worst = max(
+                worst, difference(x, np.asarray(y), of_largest=not is_elementwise)
+            )
+    assert next(results, None) is None
+    return Row(written(op), worst)
+
+
+HELPERS: Final = frozenset(["Constant", "Identity", "Cast"])
+
+
+def written(op: OpDef) -> str:
+    """Of which operators of ONNX an operation is made, in its most usual dtype."""
+    sample = op.samples[0]
+    usual = (dtypes.float32, dtypes.int64, dtypes.uint64, sample.dtypes[0])
+    dtype = next(d for d in usual if d in sample.dtypes)
+    row = Case(sample_arrays(sample, dtype), sample.params)
+    program = exported(function_of(op, [row]), *map(hf.asarray, row.operands))
+    model = program.to_onnx(asserts="drop")
+    kinds = sorted({*node_types(model.graph)} - HELPERS)
+    if len(kinds) > MOST_KINDS:
+        loops = [f"`{k}`" for k in kinds if k in ("Loop", "Scan")]
+        return loops[0] if loops else "composed"
+    if model.functions:
+        return "a function"
+    return ", ".join(f"`{k}`" for k in kinds) or "`Identity`"
+
+
+MOST_KINDS: Final = 4
+"""Of what is made of more operators the table has no list."""
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_gives_equal_answers_in_onnxruntime(name: str) -> None:
+    found = outcome(name)
+    if name in REFUSED:
+        assert found.written == f"*refused: {REFUSED[name]}*"
+    else:
+        assert not found.written.startswith("*refused")
+        assert found.worst <= ULPS.get(name, 8)
+
+
+# --- every operator -------------------------------------------------------------------
+
+A: Final = f64(0.5, 1.5)
+W: Final = f64(0.3, -0.7)
+ROWS: Final = f64([0.2, 0.4], [0.6, 0.8], [1.0, 1.2])
+QKV: Final = f64(*np.sin(np.arange(72.0)).reshape(3, 2, 2, 3, 2))
+
+
+@hf.custom_vjp
+def scaled(x: Any, y: Any) -> Any:
+    return hf.sin(x) * y
+
+
+scaled.defvjp(
+    lambda x, y: (hf.sin(x) * y, (x, y)),
+    lambda kept, ct: (ct * hf.cos(kept[0]) * kept[1], ct * hf.sin(kept[0])),
+)
+
+
+@hf.custom_jvp
+def squashed(x: Any) -> Any:
+    return hf.tanh(x) * x
+
+
+@squashed.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    [x], [dx] = primals, tangents
+    return squashed(x), dx * x
+
+
+class FixedPoint(hf.HigherOrderOp):
+    def debug(self, f: Any, x: Any) -> Any:
+        def is_far(x: Any) -> Any:
+            return hf.max(hf.abs(f(x) - x)) > 1e-14
+
+        return hf.while_loop(is_far, lambda x: (f(x),), (x,))[0]
+
+
+FIXED_POINT: Final = FixedPoint()
+
+
+@hf.subgraph
+def shared(x: Any) -> Any:
+    return hf.sin(x) * x + 1
+
+
+def grown(x: Any) -> Any:
+    """A loop whose number of steps depends on data."""
+    return hf.while_loop(
+        lambda x, n: hf.sum(x * x) < 50, lambda x, n: (x * 1.5 + W, n + 1), (x, 0)
+    )
+
+
+def last_and_sums(x: Any, rows: Any) -> Any:
+    return hf.scan(lambda c, r: (c * r + x, hf.sum(c)), x, rows)
+
+
+class Call(NamedTuple):
+    """A call of an operator, and what it becomes."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kind: str
+
+
+CALLS: Final = {
+    "cond": Call(
+        lambda x: hf.cond(hf.sum(x) > 1, lambda: x * 2, lambda: x - 1), (A,), "If"
+    ),
+    "switch": Call(
+        lambda k, x: hf.switch(
+            k, [lambda: x, lambda: x * 2, lambda: -x, lambda: x + 3]
+        ),
+        (2, A),
+        "If",
+    ),
+    "while_loop": Call(grown, (A,), "Loop"),
+    "while_loop, max_steps": Call(
+        lambda x: hf.while_loop(
+            lambda x: hf.sum(x) < 9, lambda x: (x + W * W,), (x,), max_steps=99
+        ),
+        (A,),
+        "Loop",
+    ),
+    "fori_loop": Call(
+        lambda x, n: hf.fori_loop(0, n, lambda i, x: x * W + i, x), (A, 3), "Loop"
+    ),
+    "scan": Call(
+        lambda x, rows: hf.scan(lambda c, r: (c * r, hf.sum(c)), x, rows),
+        (A, ROWS),
+        "Scan",
+    ),
+    "scan, which captures": Call(last_and_sums, (A, ROWS), "Loop"),
+    "scan, reverse": Call(
+        lambda x, rows: hf.scan(lambda c, r: (c * r, hf.sum(c)), x, rows, reverse=True),
+        (A, ROWS),
+        "Scan",
+    ),
+    "map": Call(lambda rows: hf.map(lambda r: hf.sort(r * W), rows), (ROWS,), "Loop"),
+    "associative_scan": Call(
+        lambda rows: hf.associative_scan(lambda a, b: a * b + a, rows), (ROWS,), "Scan"
+    ),
+    "invoke_subgraph": Call(lambda x: shared(shared(x)) * 2, (A,), "f"),
+    "checkpoint": Call(lambda x: hf.checkpoint(hf.sin)(x), (A,), "Sin"),
+    "custom_vjp": Call(lambda x: scaled(x, W), (A,), "Sin"),
+    "custom_jvp": Call(squashed, (A,), "Tanh"),
+    "flex_attention": Call(
+        lambda q, k, v: hf.flex_attention(q, k, v), tuple(QKV), "MatMul"
+    ),
+    "a user's own": Call(
+        lambda x: FIXED_POINT(lambda x: hf.cos(x) * 0.5, x), (A,), "Loop"
+    ),
+    "derivatives of loops": Call(
+        hf.grad(lambda x, rows: hf.sum(last_and_sums(x, rows)[1])), (A, ROWS), "Loop"
+    ),
+    "derivatives of while_loop": Call(
+        hf.grad(lambda x: hf.sum(grown(x)[0])), (A,), "Loop"
+    ),
+}
+
+
+@cache
+def model_of(name: str) -> Any:
+    call = CALLS[name]
+    return check_equal(exported(call.function, *call.args), *call.args)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_operator_gives_equal_answers_in_onnxruntime(name: str) -> None:
+    kinds = [t.partition("_")[0] for t in node_types(model_of(name).graph)]
+    assert CALLS[name].kind in kinds
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_operator_is_the_same_for_symbolic_sizes(name: str) -> None:
+    call = CALLS[name]
+    program = exported(call.function, *call.args, dynamic_shapes=True)
+    check_equal(program, *call.args)
+
+
+# --- models that decide by data -------------------------------------------------------
+
+EXAMPLES: Final = Path(__file__).parent.parent / "examples"
+
+
+def example(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="example")
+
+
+@requires("sklearn")
+def test_a_classifier_takes_its_own_number_of_steps_for_each_image() -> None:
+    found = example("adaptive_computation")
+    layers = found["initial"](hf.random.key(0))
+    _, (images, _) = found["data"]()
+
+    def classify(images: Any) -> Any:
+        thought = found["think_all"](layers, images)
+        return hf.argmax(thought.answer, axis=1), thought.steps, thought.answer
+
+    rows = hf.Dim("rows", min=1)
+    program = exported(classify, images[:3], dynamic_shapes=[{0: rows}])
+    model = check_equal(program, images[:50])
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "rows"
+    steps = Session(model)(np.asarray(images[:50])).results[1]
+    assert len(np.unique(steps)) > 1
+
+
+LETTERS: Final = 12
+END: Final = 0
+
+
+def beam_search(weights: Any, state: Any, letter: Any) -> Any:
+    """The likeliest texts of a recurrent model of letters, and how likely they are."""
+    beams, longest = 4, 10
+
+    def step(t: Any, texts: Any, scores: Any, states: Any, ended: Any) -> Any:
+        before = weights["embed"][texts[:, t]] + states @ weights["recall"]
+        states = hf.tanh(before)
+        logits = states @ weights["out"]
+        likely = logits - hf.logsumexp(logits, axis=1, keepdims=True)
+        stay = hf.where(hf.arange(LETTERS) == END, 0.0, -hf.inf)
+        totals = scores[:, None] + hf.where(ended[:, None], stay, likely)
+        scores, at = hf.top_k(hf.reshape(totals, -1), beams)
+        source, new = at // LETTERS, at % LETTERS
+        texts = texts[source].at[:, t + 1].set(new)
+        return t + 1, texts, scores, states[source], ended[source] | (new == END)
+
+    def goes_on(t: Any, *carry: Any) -> Any:
+        return (t < longest) & ~hf.all(carry[-1])
+
+    texts = hf.zeros((beams, longest + 1), dtype=hf.int64).at[:, 0].set(letter)
+    scores = hf.where(hf.arange(beams) == 0, 0.0, -hf.inf)
+    states = hf.broadcast_to(state, (beams, *state.shape))
+    start = 0, texts, scores, states, hf.zeros((beams,), dtype=hf.bool)
+    steps, texts, scores, *_ = hf.while_loop(goes_on, step, start)
+    return texts, scores, steps
+
+
+def test_beam_search_over_a_model_of_letters() -> None:
+    keys = hf.random.split(hf.random.key(3), 4)
+    shapes = {"embed": (LETTERS, 8), "recall": (8, 8), "out": (8, LETTERS)}
+    weights = {
+        name: hf.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=False)
+    }
+    state = hf.random.normal(keys[3], (8,))
+    program = exported(lambda s, letter: beam_search(weights, s, letter), state, 3)
+    for letter in range(1, LETTERS):
+        check_equal(program, state, letter)
+
+
+def test_an_adaptive_solver_and_the_gradient_through_it() -> None:
+    found = example("pendulum")
+    guess = hf.asarray(np.log(found["GUESS"]))
+    angles = hf.asarray(found["measured_angles"]()[:8])
+    program = exported(hf.value_and_grad(found["misfit"]), guess, angles)
+    check_equal(program, guess, angles, ulps=1 << 20)  # of sums over many steps
+
+
+# --- inputs and outputs ---------------------------------------------------------------
+
+
+def names(values: Any) -> list[str]:
+    return [v.name for v in values]
+
+
+def property_of(model: Any, key: str) -> Any:
+    return next(p.value for p in model.metadata_props if p.key == f"hopflow.{key}")
+
+
+def test_inputs_and_outputs_have_the_names_of_arguments_and_results() -> None:
+    def f(p: Any, n: int, *, scale: float) -> Any:
+        return {"a": p["w"][0] * scale, "b": (p["w"][1] + n, n + 1)}
+
+    program = hf.export(f, ({"w": [A, W]}, 3), {"scale": 2.0})
+    model = program.to_onnx()
+    assert names(model.graph.input) == ["p.w.0", "p.w.1", "n", "scale"]
+    assert names(model.graph.output) == ["result.a", "result.b.0", "result.b.1"]
+    found = Session(model)(A, W, np.asarray(4), np.asarray(0.5)).results
+    assert found[1].tolist() == [4.3, 3.3]
+    assert int(found[2]) == 5
+    assert json.loads(property_of(model, "names"))["p['w'][0]"] == "p.w.0"
+
+
+def test_a_model_has_the_lines_and_paths_of_what_it_was_made_of() -> None:
+    model = exported(grown, A).to_onnx()
+    loop = next(n for n in model.graph.node if n.op_type == "Loop")
+    assert loop.name.startswith("while_loop test_export_onnx.py:")
+    assert loop.doc_string.startswith("test_export_onnx.py:")
+    assert model.producer_name == "hopflow"
+    assert "x: f64[2]" in property_of(model, "signature")
+    inner = loop.attribute[0].g.node[0]
+    assert [p.value for p in inner.metadata_props] == ["while_loop/body"]
+
+
+def test_what_a_call_writes_is_an_output() -> None:
+    counts = hf.zeros((2,), dtype=hf.int64)
+
+    def f(x: Any) -> Any:
+        nonlocal counts
+        counts += 1
+        x *= 2.0
+        return x + counts
+
+    program = exported(f, f64(1.0, 2.0))
+    model = program.to_onnx()
+    assert names(model.graph.input) == ["x", "counts"]
+    assert names(model.graph.output) == ["result", "x.written", "counts.written"]
+    session = Session(model)
+    first = session(f64(1.0, 2.0)).results
+    assert [x.tolist() for x in first] == [[3.0, 5.0], [2.0, 4.0], [1, 1]]
+    again = session(first[1], first[2]).results  # the state goes in, where it is given
+    assert [x.tolist() for x in again] == [[6.0, 10.0], [4.0, 8.0], [2, 2]]
+
+
+def test_a_subgraph_that_is_called_twice_is_one_function() -> None:
+    model = check_equal(exported(lambda x: shared(shared(x)), A), A)
+    [function] = model.functions
+    assert [n.op_type for n in model.graph.node].count(function.name) == 2
+
+
+def test_symbolic_sizes_have_names_and_are_computed() -> None:
+    n = hf.Dim("n", min=2)
+
+    def f(x: Any) -> Any:
+        half = x.shape[0] // 2
+        return x[:half] * (x.shape[0] % 3), hf.arange(x.shape[0] + 1), hf.flip(x)
+
+    program = exported(f, f64(1.0, 2.0, 3.0), dynamic_shapes=[{0: n}])
+    model = program.to_onnx()
+    dims = [o.type.tensor_type.shape.dim[0].dim_param for o in model.graph.output[:3]]
+    assert dims == ["n // 2", "n + 1", "n"]
+    for size in (2, 5, 8):
+        check_equal(program, hf.asarray(np.arange(float(size))))
+
+
+def test_sizes_that_only_a_run_knows() -> None:
+    program = exported(lambda x: (x[x > 0.4], hf.nonzero(x)), A)
+    for x in (A, W, A * 0):
+        check_equal(program, x)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_loops_of_no_steps_give_empty_stacks(rows: int) -> None:
+    n = hf.Dim("n")
+    program = exported(
+        lambda x, xs: (last_and_sums(x, xs), hf.map(lambda r: r * x, xs)),
+        *(A, ROWS),
+        dynamic_shapes=[None, {0: n}],
+    )
+    check_equal(program, A, ROWS[:rows])
+
+
+def test_bfloat16_and_float16_round_as_they_do_here() -> None:
+    for dtype in (hf.bfloat16, hf.float16):
+        x = hf.astype(hf.asarray(np.linspace(-2, 2, 9)), dtype)
+        check_equal(exported(lambda x: hf.tanh(x @ x) + hf.exp(x), x), x, ulps=2)
+
+
+# --- checks ---------------------------------------------------------------------------
+
+
+def checked(x: Any, i: Any) -> Any:
+    def step(n: Any, x: Any) -> Any:
+        hf.check(hf.all(x < 40), "too large")
+        return n + 1, x * 2
+
+    _, x = hf.while_loop(lambda n, x: n < 3, step, (0, x))
+    return x[i]
+
+
+def test_an_output_is_the_number_of_the_first_check_that_fails() -> None:
+    model = exported(checked, A, 1).to_onnx()
+    texts = json.loads(property_of(model, "checks"))
+    assert [t.split("  (")[0] for t in texts] == [
+        "too large",
+        "an index is out of range",
+    ]
+    session = Session(model)
+    assert session(A, np.asarray(-1)).failed == 0
+    assert session(A * 20, np.asarray(1)).failed == 1
+    assert session(A, np.asarray(2)).failed == 2
+    assert session(A * 20, np.asarray(2)).failed == 1
+
+
+def test_constraints_and_limits_are_checks_too() -> None:
+    n = hf.Dim("n", min=2, max=3)
+    program = exported(
+        lambda x: hf.while_loop(
+            lambda x: hf.sum(x) < 100, lambda x: (x * 2,), (x,), max_steps=4
+        ),
+        A,
+        dynamic_shapes=[{0: n}],
+    )
+    model = program.to_onnx()
+    session = Session(model)
+    assert session(A * 10).failed == 0
+    assert session(np.ones(5) * 50).failed == 2
+    assert session(A).failed == 3
+
+
+def test_checks_may_be_dropped_or_refused() -> None:
+    program = exported(checked, A, 1)
+    model = check_equal(program, A, 1, asserts="drop")
+    assert names(model.graph.output) == ["result"]
+    with pytest.raises(ExportError, match=r"`check` \(.*:\d+\) .*`too large`"):
+        program.to_onnx(asserts="error")
+    exported(hf.sin, A).to_onnx(asserts="error")
+
+
+# --- files and errors -----------------------------------------------------------------
+
+
+def test_a_file_is_the_model(tmp_path: Path) -> None:
+    onnx = load("onnx")
+    model = exported(grown, A).to_onnx(tmp_path / "grown.onnx")
+    assert onnx.load(tmp_path / "grown.onnx") == model
+
+
+def test_large_tensors_stand_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "MOST_BYTES", 100)
+    weights = hf.ones((300,))
+    program = exported(lambda x: x * weights, hf.ones((300,)))
+    program.to_onnx(tmp_path / "large.onnx")
+    assert (tmp_path / "large.onnx.data").stat().st_size >= 1200
+    assert (tmp_path / "large.onnx").stat().st_size < 4000
+
+
+def test_what_onnx_cannot_say_is_refused_with_the_operation_and_the_line() -> None:
+    program = exported(hf.linalg.eigh, f64([2.0, 1.0], [1.0, 2.0]))
+    with pytest.raises(ExportError, match=r"`eigh`.* cannot be in a model: "):
+        program.to_onnx()
+
+
+def test_arguments_of_another_kind_are_refused() -> None:
+    program = exported(hf.sin, A)
+    with pytest.raises(ArgumentTypeError, match="`path` must be a path"):
+        program.to_onnx(3)
+    with pytest.raises(ArgumentValueError, match="'outputs', 'drop', 'error'"):
+        program.to_onnx(asserts="stop")
+
+
+def test_without_the_library_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = exported(hf.sin, A)
+    library.cache_clear()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ExportError, match=r"pip install 'hopflow\[onnx\]'"):
+        program.to_onnx()
+    monkeypatch.undo()
+    old = SimpleNamespace(
+        __version__="1.15", defs=SimpleNamespace(onnx_opset_version=lambda: 20)
+    )
+    monkeypatch.setitem(sys.modules, "onnx", old)
+    with pytest.raises(ExportError, match="knows operators up to version 20"):
+        program.to_onnx()
+    library.cache_clear()
+
+
+# --- the table of kernels -------------------------------------------------------------
+
+SHAPES: Final[dict[str, list[tuple[int, ...]]]] = {
+    "CumProd": [(2,), ()],
+    "CumSum": [(2,), ()],
+    "GatherND": [(2,), (1, 1)],
+    "MatMul": [(2, 2), (2, 2)],
+    "Pad": [(2,), (2,), ()],
+    "Range": [(), (), ()],
+    "Slice": [(2,), (1,), (1,)],
+    "TopK": [(2,), (1,)],
+}
+ATTRIBUTES: Final[dict[str, dict[str, Any]]] = {
+    "BitShift": {"direction": "LEFT"},
+    "Concat": {"axis": 0},
+    "ScatterElements": {"axis": 0},
+    "Transpose": {"perm": [0]},
+}
+"""Of others the inputs have one axis of one element, and there are no attributes."""
+INPUTS: Final = {
+    "Where": "bTT",
+    "Reshape": "Ti",
+    "Expand": "Ti",
+    "Unsqueeze": "Ti",
+    "Squeeze": "Ti",
+    "Slice": "Tii",
+    "Gather": "Ti",
+    "GatherND": "Ti",
+    "ScatterElements": "TiT",
+    "Pad": "TiT",
+    "TopK": "Ti",
+    "CumSum": "Ti",
+    "CumProd": "Ti",
+    "Range": "TTT",
+    **dict.fromkeys(("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin"), "Ti"),
+    **dict.fromkeys("Add Sub Mul Div Mod Pow Min Max Concat MatMul".split(), "TT"),
+    **dict.fromkeys("Equal Less LessOrEqual Greater GreaterOrEqual".split(), "TT"),
+    **dict.fromkeys("And Or Xor BitwiseAnd BitwiseOr BitwiseXor".split(), "TT"),
+    "BitShift": "TT",
+}
+
+
+@pytest.mark.parametrize("operator", sorted(set(KERNELS) - {"Cast", "BitCast"}))
+def test_onnxruntime_has_the_kernels_of_the_table(operator: str) -> None:
+    onnx = load("onnx")
+    letters = INPUTS.get(operator, "T")
+    shapes = SHAPES.get(operator, [(1,)] * len(letters))
+    for short in KERNELS[operator].kernels:
+        dtype = as_dtype(short)
+        kinds = {"T": dtype, "i": dtypes.int64, "b": dtypes.bool_}
+        inputs = [
+            onnx.helper.make_tensor_value_info(
+                f"x{i}", element_type(kinds[letter]), shape
+            )
+            for i, (letter, shape) in enumerate(zip(letters, shapes, strict=True))
+        ]
+        results = [f"y{i}" for i in range(len(KERNELS[operator].results))]
+        node = onnx.helper.make_node(
+            operator, names(inputs), results, **ATTRIBUTES.get(operator, {})
+        )
+        outputs = [
+            onnx.helper.make_value_info(y, onnx.helper.make_tensor_type_proto(0, None))
+            for y in results
+        ]
+        graph = onnx.helper.make_graph([node], "one", inputs, outputs)
+        opsets = [onnx.helper.make_opsetid("", OPSET)]
+        version = onnx.helper.find_min_ir_version_for(opsets)
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=version)
+        model = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        Session(model)
+
+
+# --- the table ------------------------------------------------------------------------
+
+_TOP: Final = """\
+# Operators and targets
+
+What an exported program becomes elsewhere, for each operation and operator. Each cell
+was run with drawn operands, in all dtypes that the operation has, and gave equal
+answers: integers and booleans exactly, floats up to rounding (see
+[export](export.md#onnx)). `tests/test_export_onnx.py` has the calls, and writes this
+page (`make tables`); `property_tests/test_export_onnx.py` runs drawn programs of them.
+
+The cell of an operation names the operators of ONNX that it is made of, conversions
+aside, in its most usual dtype; "composed" is of more than four, and "a function" one
+that the model brings with it.
+
+## Operators
+
+| operator | ONNX |
+| --- | --- |
+"""
+_MIDDLE: Final = """
+## Operations
+
+| operation | ONNX |
+| --- | --- |
+"""
+
+
+def page() -> str:
+    operators = [f"| {name} | `{call.kind}` |" for name, call in CALLS.items()]
+    operations = [f"| `{name}` | {outcome(name).written} |" for name in OPERATIONS]
+    return _TOP + "\n".join([*operators, ""]) + _MIDDLE + "\n".join([*operations, ""])
+
+
+def test_the_table_in_the_documents_is_that_of_this_run() -> None:
+    text = page()
+    if os.environ.get("HOPFLOW_WRITE_TABLES"):
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text, "write it with `make tables`"
