@@ -133,11 +133,11 @@ def special_values(dtype: DType) -> Array:
         drawn = rng.integers(info.min, info.max, 6, dtype=dtype.dtype)
         return np.unique(np.array([*ends, *small, *drawn], dtype=dtype.dtype))
     tiny = float(dtypes.finfo(dtype).smallest_normal)
-    ends = [0.0, -0.0, np.inf, -np.inf, np.nan, tiny, -tiny]
-    small = [1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 3, 1e-3, 10, -10, 30, -30, 88, -88]
+    floats = [0.0, -0.0, np.inf, -np.inf, np.nan, tiny, -tiny]
+    floats += [1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 3, 1e-3, 10, -10, 30, -30, 88, -88]
     drawn = [rng.normal(size=6), np.exp(rng.uniform(-8, 8, 8)), rng.uniform(-9, 0, 6)]
     with np.errstate(all="ignore"):
-        return np.concatenate([ends, small, *drawn]).astype(dtype.dtype)
+        return np.concatenate([floats, *drawn]).astype(dtype.dtype)
 
 
 def special_operands(op: OpDef, texts: Sequence[str], dtype: DType) -> list[Array]:
@@ -298,13 +298,16 @@ def last_and_sums(x: Any, rows: Any) -> Any:
 
 
 class Call(NamedTuple):
-    """A call of an operator, and what it becomes."""
+    """A call of an operator, an operator of ONNX in its model, and what the table says
+    if that is not what it becomes."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kind: str
+    cell: str = ""
 
 
+IN_PLACE: Final = "what it means, in place"
 CALLS: Final = {
     "cond": Call(
         lambda x: hf.cond(hf.sum(x) > 1, lambda: x * 2, lambda: x - 1), (A,), "If"
@@ -342,15 +345,15 @@ CALLS: Final = {
     "associative_scan": Call(
         lambda rows: hf.associative_scan(lambda a, b: a * b + a, rows), (ROWS,), "Scan"
     ),
-    "invoke_subgraph": Call(lambda x: shared(shared(x)) * 2, (A,), "f"),
-    "checkpoint": Call(lambda x: hf.checkpoint(hf.sin)(x), (A,), "Sin"),
-    "custom_vjp": Call(lambda x: scaled(x, W), (A,), "Sin"),
-    "custom_jvp": Call(squashed, (A,), "Tanh"),
+    "invoke_subgraph": Call(lambda x: shared(shared(x)) * 2, (A,), "f", "a function"),
+    "checkpoint": Call(lambda x: hf.checkpoint(hf.sin)(x), (A,), "Sin", IN_PLACE),
+    "custom_vjp": Call(lambda x: scaled(x, W), (A,), "Sin", IN_PLACE),
+    "custom_jvp": Call(squashed, (A,), "Tanh", IN_PLACE),
     "flex_attention": Call(
-        lambda q, k, v: hf.flex_attention(q, k, v), tuple(QKV), "MatMul"
+        lambda q, k, v: hf.flex_attention(q, k, v), tuple(QKV), "MatMul", IN_PLACE
     ),
     "a user's own": Call(
-        lambda x: FIXED_POINT(lambda x: hf.cos(x) * 0.5, x), (A,), "Loop"
+        lambda x: FIXED_POINT(lambda x: hf.cos(x) * 0.5, x), (A,), "Loop", IN_PLACE
     ),
     "derivatives of loops": Call(
         hf.grad(lambda x, rows: hf.sum(last_and_sums(x, rows)[1])), (A, ROWS), "Loop"
@@ -420,7 +423,7 @@ def beam_search(weights: Any, state: Any, letter: Any) -> Any:
         states = hf.tanh(before)
         logits = states @ weights["out"]
         likely = logits - hf.logsumexp(logits, axis=1, keepdims=True)
-        stay = hf.where(hf.arange(LETTERS) == END, 0.0, -hf.inf)
+        stay = hf.where(hf.equal(hf.arange(LETTERS), END), 0.0, -hf.inf)
         totals = scores[:, None] + hf.where(ended[:, None], stay, likely)
         scores, at = hf.top_k(hf.reshape(totals, -1), beams)
         source, new = at // LETTERS, at % LETTERS
@@ -431,7 +434,7 @@ def beam_search(weights: Any, state: Any, letter: Any) -> Any:
         return (t < longest) & ~hf.all(carry[-1])
 
     texts = hf.zeros((beams, longest + 1), dtype=hf.int64).at[:, 0].set(letter)
-    scores = hf.where(hf.arange(beams) == 0, 0.0, -hf.inf)
+    scores = hf.where(hf.equal(hf.arange(beams), 0), 0.0, -hf.inf)
     states = hf.broadcast_to(state, (beams, *state.shape))
     start = 0, texts, scores, states, hf.zeros((beams,), dtype=hf.bool)
     steps, texts, scores, *_ = hf.while_loop(goes_on, step, start)
@@ -763,7 +766,9 @@ _MIDDLE: Final = """
 
 
 def page() -> str:
-    operators = [f"| {name} | `{call.kind}` |" for name, call in CALLS.items()]
+    operators = [
+        f"| {name} | {call.cell or f'`{call.kind}`'} |" for name, call in CALLS.items()
+    ]
     operations = [f"| `{name}` | {outcome(name).written} |" for name in OPERATIONS]
     return _TOP + "\n".join([*operators, ""]) + _MIDDLE + "\n".join([*operations, ""])
 
