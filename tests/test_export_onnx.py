@@ -562,6 +562,44 @@ def test_bfloat16_and_float16_round_as_they_do_here() -> None:
         check_equal(exported(lambda x: hf.tanh(x @ x) + hf.exp(x), x), x, ulps=2)
 
 
+def test_a_module_has_its_parameters_by_path() -> None:
+    first, second = hf.random.split(hf.random.key(0))
+    network = {
+        "first": hf.nn.Linear.init(first, 3, 4),
+        "second": hf.nn.Linear.init(second, 4, 3),
+    }
+    x = hf.ones((2, 3))
+    program = exported(
+        lambda x: network["second"](hf.tanh(network["first"](x))),
+        *(x,),
+        dynamic_shapes=True,
+    )
+    model = check_equal(program, x)
+    assert set(names(model.graph.initializer)) == set(program.state)
+
+
+def test_random_numbers_are_the_same() -> None:
+    def f(seed: int) -> Any:
+        first, second = hf.random.split(hf.random.key(seed))
+        return (
+            hf.random.normal(first, (3, 4)),
+            hf.random.permutation(second, 9),
+            hf.random.randint(first, (5,), 0, 1000),
+        )
+
+    program = exported(f, 3)
+    for seed in (3, 2**40):
+        check_equal(program, seed)
+
+
+def test_programs_of_files_and_decomposed_ones_become_models(tmp_path: Path) -> None:
+    program = exported(last_and_sums, A, ROWS, dynamic_shapes=[None, {0: True}])
+    program.save(tmp_path / "program.hopflow")
+    check_equal(hf.load(tmp_path / "program.hopflow"), A, ROWS)
+    check_equal(exported(shared, A).decompose(), A)
+    check_equal(exported(hf.vmap(lambda x: grown(x)[0]), ROWS), ROWS)
+
+
 # --- checks ---------------------------------------------------------------------------
 
 
@@ -637,6 +675,26 @@ def test_what_onnx_cannot_say_is_refused_with_the_operation_and_the_line() -> No
     program = exported(hf.linalg.eigh, f64([2.0, 1.0], [1.0, 2.0]))
     with pytest.raises(ExportError, match=r"`eigh`.* cannot be in a model: "):
         program.to_onnx()
+
+
+def test_branches_in_each_other_are_refused_beyond_what_files_hold() -> None:
+    def nested(depth: int, x: Any) -> Any:
+        if not depth:
+            return x + 1
+        return hf.cond(hf.sum(x) > depth, lambda: nested(depth - 1, x), lambda: x)
+
+    check_equal(exported(lambda x: nested(30, x), A * 99), A * 99)
+    with pytest.raises(ExportError, match="30 other loops and branches"):
+        exported(lambda x: nested(31, x), A).to_onnx()
+
+
+def test_a_condition_beyond_int64_is_decided_at_once() -> None:
+    def f(x: Any, k: Any) -> Any:
+        return k % x.shape[0]
+
+    k = hf.asarray(np.asarray(7, np.uint64))
+    program = exported(f, A, k, dynamic_shapes=[True, None])
+    check_equal(program, A, k)
 
 
 def test_arguments_of_another_kind_are_refused() -> None:

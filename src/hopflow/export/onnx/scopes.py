@@ -57,6 +57,9 @@ class Names:
         return found
 
 
+MOST_NESTED: Final = 30
+"""Of graphs in each other: protocol buffers hold 100 messages, and each takes three."""
+
 _SIGN_BIT: Final = np.asarray(np.iinfo(np.int64).min)
 
 
@@ -71,6 +74,7 @@ class Scope:
     origin    what its nodes are written for
     failed    i64[]: the number of the first check that has failed so far, or 0; None:
               there was no check
+    depth     how many graphs are around it
     """
 
     names: Names
@@ -78,13 +82,25 @@ class Scope:
     is_closed: bool = False
     origin: Origin | None = None
     failed: Value | None = None
+    depth: int = 0
     nodes: list[Any] = field(default_factory=list)
     own: set[str] = field(default_factory=set)
     _constants: dict[Any, Value] = field(default_factory=dict)
 
     def inner(self, *, is_closed: bool = False) -> "Scope":
-        """A graph within this one."""
-        return Scope(self.names, self, is_closed, self.origin)
+        """A graph within this one.
+
+        Raises:
+            ExportError: it would be deeper than what files hold.
+        """
+        if self.depth == MOST_NESTED:
+            raise ExportError(
+                f"it stands in {MOST_NESTED} other loops and branches. No ONNX file "
+                "holds more of them in each other."
+            )
+        found = Scope(self.names, self, is_closed, self.origin)
+        found.depth = self.depth + 1
+        return found
 
     # --- values ---
 

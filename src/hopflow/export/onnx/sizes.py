@@ -9,6 +9,7 @@ from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.export.onnx.scopes import Scope, Value
 from hopflow.symbolic.boolean import SymBool
+from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.size import Size, Symbol, SymFloat, SymInt
 from hopflow.symbolic.terms import compute
 
@@ -207,6 +208,10 @@ def condition(scope: Scope, holds: SymBool, known: Callable[[Symbol], Known]) ->
         if holds.op == "not":
             return scope("Not", parts[0])
         return reduce(lambda x, y: scope(holds.op.title(), x, y), parts)
+    if isinstance(holds.args[1], int) and holds.args[1] not in INT64:
+        is_above = holds.args[1] > 0
+        found = {"<=": is_above, ">=": not is_above, "==": False, "!=": True}
+        return scope.constant(found[holds.op], dtypes.bool_)
     left, right = (
         Number(scope, side) if isinstance(side, int) else _computed(scope, side, known)
         for side in holds.args
