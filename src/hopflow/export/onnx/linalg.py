@@ -10,19 +10,30 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from hopflow import dtypes
+from hopflow.dtypes import finfo
 from hopflow.errors import ExportError
 from hopflow.export.onnx.frames import Frame, Site
 from hopflow.export.onnx.scopes import Value
 from hopflow.graph.types import is_zero
-from hopflow.hops.while_loop import fori_loop
+from hopflow.hops.while_loop import fori_loop, while_loop
 from hopflow.ops import reduce
 from hopflow.ops.convert import astype
 from hopflow.ops.creation import arange, eye, tril, triu, zeros, zeros_like
-from hopflow.ops.elementwise import abs, copysign, equal, isnan, where
+from hopflow.ops.elementwise import (
+    abs,
+    copysign,
+    equal,
+    isnan,
+    logical_and,
+    logical_or,
+    where,
+)
 from hopflow.ops.indexing import take, take_along_axis
+from hopflow.ops.linalg_det import diagonal
 from hopflow.ops.manipulation import broadcast_to, expand_dims
 from hopflow.ops.math import sqrt
 from hopflow.ops.matmul import matmul, matrix_transpose
+from hopflow.ops.sorting import sort
 from hopflow.ops.views import part
 from hopflow.trace.capture import trace
 
@@ -131,6 +142,100 @@ def _qr(x: Any, *, complete: bool) -> Any:
     return q, triu(r)
 
 
+# --- values alone, by Jacobi's rotations ----------------------------------------------
+
+_MOST_SWEEPS: Final = 30
+"""Jacobi's method converges quadratically: few sweeps are needed."""
+
+
+def _turned(a: Any, b: Any, c: Any, p: Any, q: Any, n: Any) -> Any:
+    """The rotation of the axes p < q that makes [[a, c], [c, b]] diagonal, [*b, n, n]
+    (G. Golub and C. Van Loan, "Matrix Computations", 4th edition, section 8.5)."""
+    is_done = logical_or(equal(c, 0), p >= q)
+    ratio = (b - a) / (2.0 * where(is_done, 1.0, c))
+    tangent = copysign(1.0, ratio) / (abs(ratio) + sqrt(ratio * ratio + 1.0))
+    tangent = where(is_done, 0.0, tangent)
+    cosine = 1.0 / sqrt(tangent * tangent + 1.0)
+    sine, cosine = (expand_dims(v, axis=(-2, -1)) for v in (tangent * cosine, cosine))
+    columns = arange(n)
+    rows = expand_dims(columns, axis=-1)
+    is_p, is_q = equal(rows, p), equal(rows, q)
+    ends = logical_or(is_p, is_q)
+    beside = where(logical_and(is_p, equal(columns, q)), sine, 0.0)
+    beside = where(logical_and(is_q, equal(columns, p)), -sine, beside)
+    return where(equal(rows, columns), where(ends, cosine, 1.0), beside)
+
+
+def _swept(x: Any, n: Any, rotate: Any, is_far: Any) -> Any:
+    """`x` after sweeps of rotations, one for each pair of axes, while it `is_far`."""
+
+    def sweep(step: Any, x: Any) -> Any:
+        return step + 1, fori_loop(0, n * n, rotate, x)
+
+    def goes_on(step: Any, x: Any) -> Any:
+        return logical_and(step < _MOST_SWEEPS, reduce.any(is_far(x)))
+
+    return while_loop(goes_on, sweep, (0, x))[1]
+
+
+def _at(x: Any, i: Any, j: Any) -> Any:
+    return take(take(x, i, axis=-2), j, axis=-1)
+
+
+def _eigenvalues(x: Any, *, vectors: bool) -> Any:
+    if vectors:
+        raise ExportError(_NO_VECTORS.format("eigenvectors"))
+    n = x.shape[-1]
+    least = float(finfo(x.dtype).eps) / 8
+
+    def rotate(k: Any, a: Any) -> Any:
+        p, q = k // n, k % n
+        turn = _turned(_at(a, p, p), _at(a, q, q), _at(a, p, q), p, q, n)
+        turn = astype(turn, a.dtype)
+        return matmul(matmul(matrix_transpose(turn), a), turn)
+
+    def is_far(a: Any) -> Any:
+        below, size = tril(a, k=-1), reduce.sum(a * a, axis=(-2, -1))
+        return reduce.sum(below * below, axis=(-2, -1)) > least * least * size
+
+    symmetric = tril(x) + matrix_transpose(tril(x, k=-1))
+    found = _swept(symmetric, n, rotate, is_far)
+    return sort(diagonal(found), axis=-1)
+
+
+def _singular_values(x: Any, *, mode: str) -> Any:
+    """Those of the columns once they are orthogonal (M. Hestenes, 1958)."""
+    if mode != "values":
+        raise ExportError(_NO_VECTORS.format("singular vectors"))
+    if x.shape[-2] < x.shape[-1]:
+        x = matrix_transpose(x)
+    n = x.shape[-1]
+    least = float(finfo(x.dtype).eps)
+
+    def rotate(k: Any, a: Any) -> Any:
+        p, q = k // n, k % n
+        first, second = take(a, p, axis=-1), take(a, q, axis=-1)
+        pairs = ((first, first), (second, second), (first, second))
+        sizes = (reduce.sum(u * v, axis=-1) for u, v in pairs)
+        turn: Any = _turned(*(*sizes, p, q, n))
+        return matmul(a, astype(turn, a.dtype))
+
+    def is_far(a: Any) -> Any:
+        products = matmul(matrix_transpose(a), a)
+        sizes = sqrt(diagonal(products))
+        scale = expand_dims(sizes, axis=-1) * expand_dims(sizes, axis=-2)
+        return abs(tril(products, k=-1)) > least * scale
+
+    found = _swept(x, n, rotate, is_far)
+    return sort(sqrt(reduce.sum(found * found, axis=-2)), axis=-1, descending=True)
+
+
+_NO_VECTORS: Final = (
+    "ONNX has no {}, and the signs of LAPACK's follow from no rule that a model could "
+    "repeat. Compute them before, or after it."
+)
+
+
 # --- as rules -------------------------------------------------------------------------
 
 
@@ -150,22 +255,12 @@ def _composed(f: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def _refused(what: str) -> Callable[..., Any]:
-    def rule(_site: Site, *_operands: Value, **_params: Any) -> Any:
-        raise ExportError(
-            f"ONNX has no {what}, and the signs of LAPACK's vectors follow from no "
-            "rule that a model could repeat. Compute them before, or after it."
-        )
-
-    return rule
-
-
 RULES: Final[dict[str, Callable[..., Any]]] = {
     "cholesky": _composed(_cholesky),
-    "eigh": _refused("eigenvalues"),
+    "eigh": _composed(_eigenvalues),
     "lu": _composed(_lu),
     "lu_permutation": _composed(_lu_permutation),
     "qr": _composed(_qr),
-    "svd": _refused("singular values"),
+    "svd": _composed(_singular_values),
     "triangular_solve": _composed(_triangular_solve),
 }
