@@ -1,7 +1,7 @@
 """Drawn programs give equal answers as ONNX models, in onnxruntime.
 
 Sizes are fixed, and then symbols. The ordinary suite draws a few; `make soak` draws
-1,000 programs.
+1,000 programs, and 300 derivatives and batches of such.
 """
 
 from typing import Any, Final
@@ -19,6 +19,7 @@ from hopflow.testing.onnx_models import Session, difference
 from hopflow.testing.program import Program
 from hopflow.testing.requires import requires
 from hopflow.testing.strategies import programs
+from hopflow.testing.transforms import Transform
 
 pytestmark = [pytest.mark.slow, requires("onnx>=1.23", "onnxruntime>=1.32")]
 
@@ -39,21 +40,29 @@ UNITS: Final = 1 << 10
 """The difference that rounding makes in a program, in units of the largest element of a
 result, in the least exact dtype that the program computes in."""
 
+VALUE: Final = Transform("value")
+TRANSFORMS: Final = ("grad", "vmap", "jvp of grad")
+SMOOTH: Final = programs("smooth", operators=EVERY)
+
 ERRORS: Final = (HopflowError, ArithmeticError, IndexError)
 
 
-def check_model(drawn: Program, dynamic: bool | None) -> None:
+def check_model(
+    drawn: Program, dynamic: bool | None, transform: Transform = VALUE
+) -> None:
     """Compare a program with its model: what it gives, what it writes, what it stops
     at."""
-    function = drawn.function(hf)
+    if not transform.fits(drawn):
+        return
+    function, values = transform.function(drawn, hf), transform.arguments(drawn)
     try:
-        given = tuple(map(hf.asarray, drawn.values()))
+        given = tuple(map(hf.asarray, values))
         program: Any = hf.export(function, given, dynamic_shapes=dynamic)
     except ERRORS:
         return  # of whatever plain Python refuses, too
     model = program.to_onnx()
-    found = Session(model)(*map(np.array, drawn.values()))
-    operands = [hf.asarray(np.array(x)) for x in drawn.values()]
+    found = Session(model)(*map(np.array, values))
+    operands = [hf.asarray(np.array(x)) for x in values]
     stopped: Exception | None = None
     try:
         results = pytree.flatten(program(*operands))[0]
@@ -92,6 +101,30 @@ def test_drawn_programs_give_equal_answers_in_onnxruntime(dynamic: bool | None) 
     @given(DRAWN)
     def check(drawn: Program) -> None:
         check_model(drawn, dynamic)
+
+    check()
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_derivatives_and_batches_of_drawn_programs_give_equal_answers(
+    name: str,
+) -> None:
+    @settings(QUICK, max_examples=3)
+    @given(SMOOTH)
+    def check(drawn: Program) -> None:
+        check_model(drawn, None, Transform(name))
+
+    check()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_derivatives_and_batches_of_100_drawn_programs(name: str) -> None:
+    @seed(1)
+    @settings(QUICK, derandomize=False, max_examples=100)
+    @given(SMOOTH)
+    def check(drawn: Program) -> None:
+        check_model(drawn, None, Transform(name))
 
     check()
 

@@ -258,6 +258,39 @@ def test_an_operation_gives_equal_answers_in_onnxruntime(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", [n for n in OPERATIONS if n != "callback"])
+def test_an_operation_is_the_same_for_symbolic_sizes(name: str) -> None:
+    op = OPERATIONS[name]
+    for sample in samples_of(op)[:2]:
+        row = Case(sample_arrays(sample, sample.dtypes[-1]), sample.params)
+        if name in ("check", "require"):
+            row.operands[-1][...] = True
+        operands = tuple(map(hf.asarray, row.operands))
+        f = function_of(op, [row])
+        check_equal(hf.export(f, operands, dynamic_shapes=True), *operands, ulps=8192)
+
+
+X: Final = np.random.default_rng(0).normal(size=(2, 4, 4))
+LINEAR_ALGEBRA: Final[dict[str, tuple[Callable[..., Any], Array]]] = {
+    "cholesky": (hf.linalg.cholesky, X @ X.mT + 4 * np.eye(4)),
+    "det": (hf.linalg.det, X),
+    "eigvalsh": (hf.linalg.eigvalsh, X + X.mT),
+    "inv": (hf.linalg.inv, X),
+    "qr": (lambda x: tuple(hf.linalg.qr(x)), X[:, :, :3]),
+    "solve": (lambda x: hf.linalg.solve(x, x[..., :2]), X),
+    "svdvals": (hf.linalg.svdvals, X[:, :3]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", LINEAR_ALGEBRA)
+def test_linear_algebra_is_a_loop(name: str, dynamic: bool | None) -> None:
+    f, x = LINEAR_ALGEBRA[name]
+    given = hf.asarray(x)
+    model = check_equal(exported(f, given, dynamic_shapes=dynamic), given, ulps=256)
+    assert "Loop" in node_types(model.graph)
+
+
 # --- every operator -------------------------------------------------------------------
 
 A: Final = f64(0.5, 1.5)

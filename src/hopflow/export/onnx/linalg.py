@@ -7,14 +7,16 @@ first of equal pivots, the signs of Householder's reflections (E. Anderson et al
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from hopflow import dtypes
 from hopflow.dtypes import finfo
 from hopflow.errors import ExportError
 from hopflow.export.onnx.frames import Frame, Site
+from hopflow.export.onnx.pointwise import positions
 from hopflow.export.onnx.scopes import Value
-from hopflow.graph.types import is_zero
+from hopflow.graph.types import TensorType, is_zero, same_size
 from hopflow.hops.while_loop import fori_loop, while_loop
 from hopflow.ops import reduce
 from hopflow.ops.convert import astype
@@ -33,8 +35,10 @@ from hopflow.ops.linalg_det import diagonal
 from hopflow.ops.manipulation import broadcast_to, expand_dims
 from hopflow.ops.math import sqrt
 from hopflow.ops.matmul import matmul, matrix_transpose
+from hopflow.ops.sizes import smaller
 from hopflow.ops.sorting import sort
 from hopflow.ops.views import part
+from hopflow.symbolic.size import Size, Symbol, free_symbols, substitute, symbol
 from hopflow.trace.capture import trace
 
 # --- factorisations -------------------------------------------------------------------
@@ -60,7 +64,7 @@ def _cholesky(x: Any) -> Any:
 def _lu(x: Any) -> Any:
     """By columns, with the largest element of each as the pivot."""
     *batch, m, n = x.shape
-    count = min(m, n)
+    count = smaller(m, n)
     rows, columns, steps = arange(m), arange(n), arange(count)
 
     def step(j: Any, a: Any, pivots: Any) -> Any:
@@ -81,9 +85,8 @@ def _lu(x: Any) -> Any:
     return fori_loop(0, count, step, first)
 
 
-def _lu_permutation(pivots: Any, *, size: int) -> Any:
-    """The exchanges, done to the numbers of the rows."""
-    rows = arange(size)
+def _exchanged(pivots: Any, rows: Any) -> Any:
+    """The numbers of the rows after the exchanges."""
 
     def exchange(step: Any, order: Any) -> Any:
         other = expand_dims(astype(take(pivots, step, axis=-1), dtypes.int64), axis=-1)
@@ -91,7 +94,7 @@ def _lu_permutation(pivots: Any, *, size: int) -> Any:
         there = take_along_axis(order, other, axis=-1)
         return where(rows == other, here, where(rows == step, there, order))
 
-    first = broadcast_to(rows, (*pivots.shape[:-1], size))
+    first = broadcast_to(rows, (*pivots.shape[:-1], *rows.shape))
     return fori_loop(0, pivots.shape[-1], exchange, first)
 
 
@@ -120,7 +123,7 @@ def _triangular_solve(
 def _qr(x: Any, *, complete: bool) -> Any:
     """By Householder's reflections."""
     *batch, m, n = x.shape
-    count, rows = min(m, n), arange(m)
+    count, rows = smaller(m, n), arange(m)
 
     def reflect(j: Any, q: Any, r: Any) -> Any:
         column = take(r, j, axis=-1)
@@ -207,7 +210,8 @@ def _singular_values(x: Any, *, mode: str) -> Any:
     """Those of the columns once they are orthogonal (M. Hestenes, 1958)."""
     if mode != "values":
         raise ExportError(_NO_VECTORS.format("singular vectors"))
-    if x.shape[-2] < x.shape[-1]:
+    count = smaller(*x.shape[-2:])
+    if same_size(x.shape[-2], count):
         x = matrix_transpose(x)
     n = x.shape[-1]
     least = float(finfo(x.dtype).eps)
@@ -227,7 +231,8 @@ def _singular_values(x: Any, *, mode: str) -> Any:
         return abs(tril(products, k=-1)) > least * scale
 
     found = _swept(x, n, rotate, is_far)
-    return sort(sqrt(reduce.sum(found * found, axis=-2)), axis=-1, descending=True)
+    sizes = sqrt(reduce.sum(found * found, axis=-2))
+    return part(sort(sizes, axis=-1, descending=True), x.ndim - 2, 0, count)
 
 
 _NO_VECTORS: Final = (
@@ -243,23 +248,58 @@ def _composed(f: Callable[..., Any]) -> Callable[..., Any]:
     """The rule of an operation that is a function of our own operations."""
 
     def rule(site: Site, *operands: Value, **params: Any) -> Sequence[Value]:
-        if any(is_zero(n) for t in site.results for n in t.shape):
-            return [
-                site.expanded(site.constant(0, t.dtype), t.shape) for t in site.results
-            ]
-        module = trace(lambda *xs: f(*xs, **params), *site.types, mode="fake")
-        symbols = [None] * len(module.graph.symbols)
-        args = [*symbols, *operands]
-        return Frame(site.writer, site.scope, module.graph, args).run()
+        return _traced(site, partial(f, **params), site.types, operands)
 
     return rule
+
+
+def _lu_permutation(site: Site, pivots: Value, *, size: Size) -> Sequence[Value]:
+    rows = positions(site, site.size(size))
+    types = [*site.types, TensorType(dtypes.int64, (size,))]
+    return _traced(site, _exchanged, types, (pivots, rows))
+
+
+def _traced(
+    site: Site,
+    f: Callable[..., Any],
+    types: Sequence[TensorType],
+    operands: Sequence[Value],
+) -> Sequence[Value]:
+    """The results of a function of operands of these types."""
+    if any(is_zero(n) for t in site.results for n in t.shape):
+        return [site.expanded(site.constant(0, t.dtype), t.shape) for t in site.results]
+    own = _with_own_symbols(types)
+    module = trace(lambda *xs: f(*xs), *own, mode="fake")
+    args = [*[None] * len(module.graph.symbols), *operands]
+    return Frame(site.writer, site.scope, module.graph, args).run()
+
+
+def _with_own_symbols(types: Sequence[TensorType]) -> list[TensorType]:
+    """The types over new symbols, for those of the program belong to its own trace. The
+    equal ones are one symbol."""
+    shapes = [[_simplified(n) for n in t.shape] for t in types]
+    outer = free_symbols(*(n for shape in shapes for n in shape))
+    own: dict[Symbol, Size] = {s: symbol(s.name) for s in outer}
+    return [
+        t.with_shape([substitute(n, own) for n in shape])
+        for t, shape in zip(types, shapes, strict=True)
+    ]
+
+
+def _simplified(size: Size) -> Size:
+    """A size by what its trace knows of it."""
+    env = next((s.env for s in free_symbols(size) if s.env is not None), None)
+    if env is None:
+        return size
+    known: Size = env.simplify(size)
+    return known
 
 
 RULES: Final[dict[str, Callable[..., Any]]] = {
     "cholesky": _composed(_cholesky),
     "eigh": _composed(_eigenvalues),
     "lu": _composed(_lu),
-    "lu_permutation": _composed(_lu_permutation),
+    "lu_permutation": _lu_permutation,
     "qr": _composed(_qr),
     "svd": _composed(_singular_values),
     "triangular_solve": _composed(_triangular_solve),
