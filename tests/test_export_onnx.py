@@ -607,6 +607,23 @@ def test_loops_of_no_steps_give_empty_stacks(rows: int) -> None:
     check_equal(program, A, ROWS[:rows])
 
 
+def test_what_no_one_reads_is_left_out() -> None:
+    @hf.subgraph
+    def nothing(x: Any) -> Any:
+        return ()
+
+    def f(x: Any, rows: Any) -> Any:
+        hf.scan(lambda c, r: ((), ()), (), rows)
+        hf.map(lambda r: (), rows)
+        hf.cond(hf.sum(x) > 1, lambda: (), lambda: ())
+        nothing(x)
+        nothing(x)
+        return x
+
+    for dynamic in (None, True):
+        check_equal(exported(f, A, ROWS, dynamic_shapes=dynamic), A, ROWS)
+
+
 def test_bfloat16_and_float16_round_as_they_do_here() -> None:
     for dtype in (hf.bfloat16, hf.float16):
         x = hf.astype(hf.asarray(np.linspace(-2, 2, 9)), dtype)

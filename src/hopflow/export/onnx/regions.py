@@ -68,6 +68,8 @@ def _call(site: Site, body: Graph) -> list[Value]:
     if body not in writer.functions:
         writer.functions[body] = _shared(writer, body)
     name, found = writer.functions[body]
+    if found is None:
+        return []
     inputs = [v.name for v in site.operands]
     names = site.scope.node(name, inputs, {}, len(found.output), DOMAIN)
     if len(names) > len(site.results):
@@ -77,11 +79,14 @@ def _call(site: Site, body: Graph) -> list[Value]:
 
 
 def _shared(writer: Writer, body: Graph) -> tuple[str, Any]:
+    """The function of a graph, and its name; None if it has no results."""
     scope = Scope(writer.names, is_closed=True)
     inputs = [scope.input(v.node.name or "x", v.type.dtype) for v in body.inputs]
     results = Frame(writer, scope, body, inputs).run()
     if scope.failed is not None:
         results.append(scope.failed)
+    if not results:
+        return body.name, None
     outputs = scope.outputs(results)
     return function(writer, body.name, scope, inputs, outputs, f"subgraph {body.name}")
 
@@ -143,7 +148,8 @@ def _if(
     inner = [scope.inner(), scope.inner()]
     results = [then(inner[0]), otherwise(inner[1])]
     types = list(types)
-    if any(s.failed is not None for s in inner):
+    has_checks = any(part.failed is not None for part in inner)
+    if has_checks:
         types.append(_COUNT)
         for part, row in zip(inner, results, strict=True):
             row.append(part.constant(0) if part.failed is None else part.failed)
@@ -156,9 +162,7 @@ def _if(
     attributes = {"then_branch": graphs[0], "else_branch": graphs[1]}
     names = scope.node("If", [test.name], attributes, len(types))
     values = _typed(names, types)
-    if len(results[0]) > len(values):
-        raise AssertionError
-    if any(s.failed is not None for s in inner):
+    if has_checks:
         writer.merge(scope, values.pop())
     return values
 
@@ -225,6 +229,8 @@ def _loop(
     carried, rows = out_types
     results = [again, *step.carry, *([inner.failed] if checks else []), *step.rows]
     types = [_TRUTH, *carried, *([_COUNT] if checks else []), *rows]
+    if len(types) == 1:  # nothing that anyone could read
+        return [], []
     graph = _closed(
         inner,
         name,
@@ -372,6 +378,8 @@ def _scan(site: Site, loop: CountedLoop) -> list[Value]:
         results.insert(count, inner.failed)
         types.insert(count, _COUNT)
         starts.append(outer.failed or outer.constant(0))
+    if not types:  # nothing that anyone could read
+        return []
     graph = _closed(inner, "body", pairs, results, types)
     xs = [site.frame.value(x) for x in loop.xs]
     attributes: dict[str, Any] = {"body": graph, "num_scan_inputs": len(xs)}

@@ -84,7 +84,6 @@ class Scope:
     failed: Value | None = None
     depth: int = 0
     nodes: list[Any] = field(default_factory=list)
-    own: set[str] = field(default_factory=set)
     _constants: dict[Any, Value] = field(default_factory=dict)
 
     def inner(self, *, is_closed: bool = False) -> "Scope":
@@ -106,9 +105,7 @@ class Scope:
 
     def input(self, name: str, dtype: DType) -> Value:
         """A new input of this graph."""
-        value = Value(self.names.fresh(name), dtype)
-        self.own.add(value.name)
-        return value
+        return Value(self.names.fresh(name), dtype)
 
     def constant(self, value: Any, dtype: DType = dtypes.int64) -> Value:
         """A constant, one node for all equal ones."""
@@ -159,7 +156,6 @@ class Scope:
                 entry = onnx.StringStringEntryProto(key="path", value=origin.path)
                 node.metadata_props.append(entry)
         self.nodes.append(node)
-        self.own.update(outputs)
         return list(outputs)
 
     def __call__(self, operator: str, *inputs: Value, **attributes: Any) -> Value:
