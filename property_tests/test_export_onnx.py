@@ -57,7 +57,11 @@ def check_model(
     function, values = transform.function(drawn, hf), transform.arguments(drawn)
     try:
         given = tuple(map(hf.asarray, values))
-        program: Any = hf.export(function, given, dynamic_shapes=dynamic)
+        # Loops of derivatives ask again for rules that a program of none has not.
+        orders = len(transform.steps) if transform.is_derivative else 0
+        program: Any = hf.export(
+            function, given, dynamic_shapes=dynamic, derivatives=orders
+        )
     except ERRORS:
         return  # of whatever plain Python refuses, too
     model = program.to_onnx()
