@@ -62,25 +62,47 @@ _Values: TypeAlias = Mapping[Buffer, _Value]
 
 def contract(program: Program, target: Target) -> None:
     """Edit a program in place, without the functions that it calls."""
-    candidates = _only_by_element(program)
-    if not candidates:
+    homes = _homes(program, _only_by_element(program))
+    if not homes:
         return
-    finder = _Finder(program.body, candidates)
-    finder.list(program.body, {})
+    finder = _Finder(program.body, set(homes))
+    wanted = {s for stmts in homes.values() for s in stmts}
+    finder.list([s for s in program.body if s in wanted], {})
     contracted = finder.candidates.intersection(finder.buffers)
     if contracted:
         _rewrite(program.body, {}, finder, target)
         program.arena = [b for b in program.arena if b not in contracted]
-    _drop_rows(program, _only_by_element(program))
+    loops: dict[For, set[Buffer]] = {}
+    for buffer, [home, *others] in homes.items():
+        if isinstance(home, For) and not others and buffer not in contracted:
+            loops.setdefault(home, set()).add(buffer)
+    for loop, buffers in loops.items():
+        _drop_rows(loop, buffers)
 
 
 def _only_by_element(program: Program) -> set[Buffer]:
     """Return the buffers of the arena that are only stored to and loaded from."""
     buffers = {b for b in program.arena if b.space == "arena" and b.shape}
-    for s in statements(program.body):
+    for s in statements(program.body) if buffers else ():
         if not isinstance(s, Store):
             buffers.difference_update(named(s))
     return buffers
+
+
+def _homes(program: Program, buffers: set[Buffer]) -> dict[Buffer, list[Stmt]]:
+    """Return the statements of a program that name each buffer.
+
+    A buffer of several statements is left out, unless one is a store: a load elsewhere
+    does not follow a store in its list.
+    """
+    homes: dict[Buffer, list[Stmt]] = {}
+    stored: set[Buffer] = set()
+    for s in program.body if buffers else ():
+        for buffer in buffers.intersection(walk.uses([s])):
+            homes.setdefault(buffer, []).append(s)
+        if isinstance(s, Store):
+            stored.add(s.buffer)
+    return {b: own for b, own in homes.items() if len(own) == 1 or b in stored}
 
 
 class _Finder:
@@ -188,24 +210,28 @@ def _rewrite(body: list[Stmt], outer: _Values, finder: _Finder, target: Target) 
 # --- rows -----------------------------------------------------------------------------
 
 
-def _drop_rows(program: Program, candidates: set[Buffer]) -> None:
-    """Reduce each buffer that has a row for each iteration of a loop to one row."""
-    uses = walk.uses(program.body) if candidates else {}
-    pending = [s for s in program.body if isinstance(s, For)]
+def _drop_rows(outermost: For, buffers: set[Buffer]) -> None:
+    """Reduce each buffer that has a row for each iteration of a loop to one row.
+
+    Args:
+        outermost: A loop that is the only statement which names the buffers.
+    """
+    uses = walk.uses([outermost])
+    pending = [outermost]
     while pending:
         loop = pending.pop()
-        inner = [s for s in statements(loop.body) if isinstance(s, For)]
+        inner = [t for s in loop.body for t in _next(s)]
         if not inner:
             continue
         if loop.independent and loop.binding.kind != "vector":
-            axes = Summary.of(loop).axes
             loop_uses = walk.uses(loop.body)
-            for buffer in candidates.intersection(loop_uses):
+            private = {b for b in buffers if uses[b] == loop_uses[b]}
+            axes = Summary.of(loop).axes if private else {}
+            for buffer in private:
                 rows = axes.get(buffer)
-                is_private = uses[buffer] == loop_uses[buffer]
-                if rows and is_private and _is_fresh(buffer, loop):
+                if rows and _is_fresh(buffer, loop):
                     _drop_axis(buffer, min(rows)[0], loop)
-        pending += [s for t in loop.body for s in _next(t)]
+        pending += inner
 
 
 def _next(s: Stmt) -> list[For]:

@@ -86,9 +86,13 @@ def gangs(program: Program, target: Target) -> None:
         for k, s in enumerate(body):
             if _is_independent(s):
                 width = _width(s, target, named)
-                inner = [t for t in statements(s.body) if _is_independent(t)]
+                inner = statements(s.body) if width > 1 else ()
                 # Of nested loops, choose the inner one if it fills as many lanes.
-                if width > max([1, *(_width(t, target, named) for t in inner)]):
+                if width > 1 and all(
+                    width > _width(t, target, named)
+                    for t in inner
+                    if _is_independent(t)
+                ):
                     body[k] = _gang(s, width, private_to(s, named()))
                     continue
             pending += bodies(s)
