@@ -35,9 +35,9 @@ from hopflow.loop_ir.walk import bodies, replace, same
 LARGEST: Final = 600
 """Instructions in a merged iteration, at most. LLVM's time grows faster than the body,
 and the caches gain nothing from more."""
-OF_A_ROW: Final = 64
+OF_A_ROW: Final = 24
 """Instructions that may be computed for each row, and not as vectors of rows."""
-LONG_ROW: Final = 64
+LONG_ROW: Final = 256
 """Elements of a row beside which those instructions take little time."""
 _CROSSED: Final = (Let, Declare, Allocate)
 """Statements that may stand between two loops, and move before both."""
