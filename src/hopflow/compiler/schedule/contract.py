@@ -189,7 +189,10 @@ def _rewrite(body: list[Stmt], outer: _Values, finder: _Finder, target: Target) 
     def value(node: Expr) -> Expr | None:
         if node.op != "load" or node.attr not in values:
             return None
-        return e.read(values[node.attr].var)
+        known, condition = e.read(values[node.attr].var), e.condition_of(node)
+        if condition is None:
+            return known
+        return e.select(rewrite(condition, value), known, e.const(0, known.dtype))
 
     for k, s in enumerate(body):
         if values:
