@@ -240,7 +240,18 @@ class Lanes(Evaluator):
             f"call {stored} @{name}(ptr align {buffer.dtype.itemsize} {address}, "
             f"{lanes('i1', self.width)} {mask}, {stored} zeroinitializer){note}"
         )
-        return self._loaded(buffer, value, is_reversed)
+        return self._loaded(buffer, self._pinned(buffer, value), is_reversed)
+
+    def _pinned(self, buffer: Buffer, value: str) -> str:
+        """Keep a masked load or gather where it is, if a store may change the memory.
+
+        LLVM 22 makes one masked load of a masked load and a select under its mask, and
+        puts it where the select is, though a store to the memory is in between.
+        """
+        if self.memory.is_invariant(buffer):
+            return value
+        stored = memory_type(buffer.dtype, self.width)
+        return self.f.emit(f"freeze {stored} {value}")
 
     def _loaded(self, buffer: Buffer, value: str, is_reversed: bool) -> str:
         if is_reversed:
@@ -331,6 +342,7 @@ class Lanes(Evaluator):
                 f"call {stored} @{name}({pointers} {align} {addresses}, "
                 f"{lanes('i1', w)} {mask}, {stored} zeroinitializer){note}"
             )
+            result = self._pinned(buffer, result)
             return from_memory(self.f, result, buffer.dtype, w)
         if active:
             t, zeros = lanes("ptr", w), self.f.module.zeros()
