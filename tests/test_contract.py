@@ -1,12 +1,16 @@
 """Which buffers become values or single rows, and which keep all of their memory."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+import hopflow as hf
+from hopflow.compiler import pipeline
 from hopflow.compiler.cpu.target import host
+from hopflow.compiler.schedule import schedule
 from hopflow.compiler.schedule.contract import contract
 from hopflow.dtypes import float64, int64
 from hopflow.loop_ir import expr as e
@@ -78,6 +82,17 @@ def _twice(p: Parts) -> tuple[Buffer, list[Stmt]]:
         Store(p.row, (j,), e.load(p.x, (i, j))),
         Store(p.row, (j,), e.add(e.load(p.row, (j,)), e.load(p.row, (j,)))),
         Store(p.out, (i, j), e.load(p.row, (j,))),
+    ]
+    return p.row, [over(p.i, [over(p.j, inner)])]
+
+
+def _conditional(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """A load under a condition that does not hold is 0."""
+    i, j = p.at
+    test = e.compare("lt", j, e.index(3))
+    inner: list[Stmt] = [
+        Store(p.row, (j,), e.load(p.x, (i, j))),
+        Store(p.out, (i, j), e.load(p.row, (j,), test)),
     ]
     return p.row, [over(p.i, [over(p.j, inner)])]
 
@@ -188,6 +203,7 @@ def _read_first(p: Parts) -> tuple[Buffer, list[Stmt]]:
     [
         (_value, None),
         (_twice, None),
+        (_conditional, None),
         (_carried, (N,)),
         (_elsewhere, (N,)),
         (_under_a_test, (N,)),
@@ -206,3 +222,53 @@ def test_memory_that_only_one_iteration_needs_is_a_row_or_a_value(
     program = contracted(parts.program(*make(parts)))
     found = [tuple(n.attr for n in b.shape) for b in program.arena]
     assert found == ([] if shape is None else [shape]), format_program(program)
+
+
+def test_a_value_of_a_loop_that_became_wider_takes_several_registers() -> None:
+    """The bits of a draw are 64 for each float of 32: the floats decide the width."""
+
+    def f(x: Any) -> Any:
+        wide = hf.astype(x, hf.int64) * 3
+        return hf.astype(wide ^ (wide >> 3), hf.float32) + x
+
+    jitted = hf.jit(lambda x: (f(x), hf.sin(f(x))))
+    x = np.arange(100, dtype=np.float32)
+    found = jitted(x)
+    with hf.debug():
+        want = f(hf.asarray(x))
+    np.testing.assert_array_equal(found[0], np.asarray(want))
+    assert "in arena" not in jitted.loop_ir
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_normalised_layer_is_one_loop_over_its_rows(dynamic: bool) -> None:
+    def layer(x: Any) -> Any:
+        centred = x - hf.mean(x, axis=1, keepdims=True)
+        return centred / hf.sqrt(hf.mean(centred**2, axis=1, keepdims=True) + 1e-5)
+
+    x = np.random.default_rng(0).normal(size=(33, 300))
+    jitted = hf.jit(layer, dynamic=dynamic)
+    with hf.debug():
+        want = layer(hf.asarray(x))
+    np.testing.assert_allclose(jitted(x), np.asarray(want), rtol=1e-12)
+    loops = [s for s in jitted.loop_ir.splitlines() if s.startswith("    for ")]
+    assert len(loops) == 1
+    assert not re.search(r"\[(33|s0)[^\n]*in arena", jitted.loop_ir)
+
+
+def test_bits_are_those_without_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Any, mask: Any) -> Any:
+        e = hf.exp(x - hf.max(x, axis=-1, keepdims=True))
+        p = e / hf.sum(e, axis=-1, keepdims=True)
+        rolled = hf.roll(p * 3.0 + 1.0, 1, axis=1) - hf.roll(p * 3.0 + 1.0, 1, axis=0)
+        return hf.where(mask, rolled, p), hf.cumulative_sum(rolled, axis=0)
+
+    x = np.random.default_rng(0).normal(size=(37, 70)).astype(np.float32)
+    args = x, x > 0
+    found = [np.asarray(y).tobytes() for y in hf.jit(f)(*args)]
+    others = tuple(run for run in schedule.LOOP_PASSES if run is not contract)
+    monkeypatch.setattr(schedule, "LOOP_PASSES", others)
+    pipeline.clear_cache()
+    plain = [np.asarray(y).tobytes() for y in hf.jit(f)(*args)]
+    pipeline.clear_cache()
+    assert found == plain

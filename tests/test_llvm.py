@@ -503,6 +503,38 @@ def test_a_masked_rest_does_not_divide_by_what_is_not_there() -> None:
     np.testing.assert_array_equal(got, 1)
 
 
+@pytest.mark.parametrize("is_gather", [False, True])
+def test_a_masked_load_comes_before_the_store_that_follows_it(is_gather: bool) -> None:
+    """LLVM 22 moves it to a select under its mask, whatever is written in between."""
+    x = Buffer("x", float64, (SIZE,), "input")
+    carry = Buffer("carry", float64, (SIZE,), "output")
+    out = Buffer("out", float64, (), "output")
+    value, total = Var("value", float64), Var("total", float64)
+    at = e.binary("rem", e.mul(AT, e.index(3)), SIZE) if is_gather else AT
+    steps: list[Stmt] = [
+        Let(value, e.load(carry, (at,))),
+        Store(carry, (at,), e.const(0.0, float64)),
+        Accumulate(total, "add", e.read(value)),
+    ]
+    native = program(
+        [
+            Copy(carry, x),
+            Declare(total, e.const(0.0, float64)),
+            For(J, SIZE, steps, True, vector(4)),
+            Store(out, (), e.read(total)),
+        ],
+        sizes=[N],
+        inputs=[x],
+        outputs=[carry, out],
+    )
+    kernel = compile_program(native, host())
+    for n in (1, 2, 4, 5, 7, 11):
+        ones = np.ones(n)
+        zeros, found = call(kernel, [n], [ones])
+        np.testing.assert_array_equal(zeros, 0.0)
+        assert found == n
+
+
 # --- statements -----------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.schedule.compared_passes import ComparedPasses
+from hopflow.compiler.schedule.contract import contract
 from hopflow.compiler.schedule.gangs import gangs
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.loops import loops
@@ -67,6 +68,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     merge,
     move_steps_inside,
     bind_threads,
+    contract,
     gangs,
 )
 
