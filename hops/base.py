@@ -85,7 +85,7 @@ operator's graphs."""
 
 
 class unsupported:
-    """`export = unsupported("why")` says that there is no such rule, and why.
+    """`jvp_rule = unsupported("why")` says that there is no such rule, and why.
 
     Using it is an `UnsupportedRuleError`.
     """
@@ -141,7 +141,7 @@ class RegionOperator:
     RULES: Final = (
         *("debug", "infer", "functionalize", "signature", "with_roles"),
         *("jvp_rule", "linearize_rule", "transpose_rule", "batch_rule"),
-        *("lower", "export"),
+        "lower",
     )
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -206,9 +206,6 @@ class RegionOperator:
     functionalize: Any = unsupported("each operator defines it")
     lower: Any = unsupported("each operator defines it")
     signature: Any = unsupported("each operator defines it")
-
-    # How formats for other programs spell a node.
-    export: Any = unsupported("programs cannot be exported yet")
 
     def with_roles(
         self,

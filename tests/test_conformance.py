@@ -228,7 +228,7 @@ COLUMNS: Final = {
     "vjp": Column(("vjp", "second"), ("linearize_rule", "transpose_rule", "vjp")),
     "vmap": Column(("vmap",), ("batch_rule", "batch")),
     "lower": Column(("lower", "symbolic", "dynamic"), ("lower",)),
-    "export": Column((), ("export",)),
+    "export": Column(("export",), ()),
 }
 
 _TOP: Final = """\
@@ -245,7 +245,8 @@ _BOTTOM: Final = """
 is traced of it; `fake` the types of the results; `functional` writes that have become
 results, by `hf.functionalize`. `jvp` and `vjp` are compared with central differences,
 `vjp` to second order; `vmap` with a Python loop. `lower` is compiled code, for one size
-and for all. The text of each graph parses back, and runs.
+and for all. `export` is the program that `hf.load` reads of its file. The text of each
+graph parses back, and runs.
 
 How to check an operator of your own: [add an operator](add_an_operator.md#is-it-right).
 """

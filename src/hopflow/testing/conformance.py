@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from hopflow.errors import (
     HopflowError,
     UnsupportedRuleError,
 )
+from hopflow.export.api import export, load
 from hopflow.graph.core import Graph
 from hopflow.graph.hashing import equal
 from hopflow.graph.parser import parse
@@ -240,6 +243,14 @@ def _other(k: int) -> Callable[[Any], Any]:
     return example
 
 
+def _through_a_file(f: Callable[..., Any], *tensors: Any) -> Any:
+    """Call the program that `load` reads of the file of `f`."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "program.hopflow"
+        export(f, tensors).save(path)
+        return load(path)(*tensors)
+
+
 def _text(case: _Case) -> None:
     module = trace(case, *case.fresh(), captures=True)
     graph: Graph = module.graph
@@ -289,6 +300,7 @@ CHECKS: Final[Mapping[str, Callable[[_Case], str | None]]] = MappingProxyType(
         "lower": _runs(run_jit),
         "symbolic": _runs(run_symbolic),
         "dynamic": _runs(run_dynamic),
+        "export": _runs(_through_a_file),
         "text": _text,
         "schema": _schema,
     }
