@@ -18,19 +18,18 @@ def private_buffers(body: Sequence[Stmt]) -> dict[For, list[Buffer]]:
     loops = [s for s in walk.statements(body) if isinstance(s, For)]
     threaded = [s for s in loops if s.binding.kind == "threads"]
     uses = walk.uses(body if threaded else ())
-    return {s: private_to(s, uses) for s in threaded}
+    return {s: private_to(Summary.of(s), uses) for s in threaded}
 
 
-def private_to(loop: For, uses: Counter[Buffer]) -> list[Buffer]:
+def private_to(loop: Summary, uses: Counter[Buffer]) -> list[Buffer]:
     """Return the buffers of the arena that only this loop names, and not by rows.
 
     Args:
+        loop: The summary of the loop.
         uses: How often the program names each buffer.
     """
-    counts = walk.uses(loop.body)
-    axes = Summary.of(loop).axes
     return [
         b
-        for b, count in counts.items()
-        if b.space == "arena" and uses[b] == count and not axes.get(b, True)
+        for b, count in loop.uses.items()
+        if b.space == "arena" and uses[b] == count and not loop.axes.get(b, True)
     ]

@@ -20,10 +20,11 @@ reduced to one row if each iteration writes the row before it reads it.
             out0[i0, i2] = b0[i0, 8 - i2]        out0[i0, i2] = b0[8 - i2]
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from hopflow.compiler.schedule.summary import Summary
+from hopflow.compiler.schedule.summary import Summaries, Summary
 from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
@@ -148,7 +149,7 @@ class _Finder:
 
     def _forget(self, s: Stmt, values: dict[Buffer, _Value]) -> None:
         """Drop the values that a statement with bodies may change."""
-        for inner in bodies(s):
+        for inner in bodies(s) if values else ():
             for t in statements(inner):
                 if isinstance(t, Store):
                     values.pop(t.buffer, None)
@@ -219,22 +220,27 @@ def _drop_rows(outermost: For, buffers: set[Buffer]) -> None:
     Args:
         outermost: A loop that is the only statement which names the buffers.
     """
-    uses = walk.uses([outermost])
-    pending = [outermost]
+    summaries = Summaries()
+    uses = summaries.of(outermost).uses + Counter(walk.buffers(outermost))
+    pending = [(outermost, buffers)]
+    dropped = False
     while pending:
-        loop = pending.pop()
+        loop, candidates = pending.pop()
         inner = [t for s in loop.body for t in _next(s)]
         if not inner:
             continue
+        summary = summaries.of(loop)
+        private = {b for b in candidates if summary.uses[b] == uses[b]}
+        if not private:
+            continue  # nothing is private to the loops in it, either
         if loop.independent and loop.binding.kind != "vector":
-            loop_uses = walk.uses(loop.body)
-            private = {b for b in buffers if uses[b] == loop_uses[b]}
-            axes = Summary.of(loop).axes if private else {}
-            for buffer in private:
-                rows = axes.get(buffer)
-                if rows and _is_fresh(buffer, loop):
-                    _drop_axis(buffer, min(rows)[0], loop)
-        pending += inner
+            if dropped:  # axes have other numbers since
+                summary = Summary.of(loop)
+            rows = {b: min(axes)[0] for b in private if (axes := summary.axes.get(b))}
+            if fresh := _fresh(rows, loop):
+                _drop_axes({b: rows[b] for b in fresh}, loop)
+                dropped = True
+        pending += [(t, private) for t in inner]
 
 
 def _next(s: Stmt) -> list[For]:
@@ -244,45 +250,50 @@ def _next(s: Stmt) -> list[For]:
     return [t for inner in bodies(s) for x in inner for t in _next(x)]
 
 
-def _is_fresh(buffer: Buffer, loop: For) -> bool:
-    """Return whether each iteration writes the same elements of a buffer, whatever
+def _fresh(buffers: Iterable[Buffer], loop: For) -> set[Buffer]:
+    """Return the buffers of which each iteration writes the same elements, whatever
     encloses the loop, before it reads any."""
-    variables, is_read = {loop.var}, False
+    fresh, loaded, variables = set(buffers), set[Buffer](), {loop.var}
     pending: list[tuple[Stmt, bool]] = [(s, True) for s in reversed(loop.body)]
-    while pending:
+    while pending and fresh:
         s, always = pending.pop()
         if isinstance(s, For):
             variables.add(s.var)
-        reads = [at for b, at in _loads(s) if b is buffer]
-        is_read = is_read or bool(reads)
-        writes = [s.indices] if isinstance(s, Store) and s.buffer is buffer else []
-        if writes and (is_read or not always):
-            return False
-        if not all(_names_only(at, variables) for at in (*reads, *writes)):
-            return False
+        for buffer, at in _loads(s):
+            loaded.add(buffer)
+            if not _names_only(at, variables):
+                fresh.discard(buffer)
+        if isinstance(s, Store):
+            is_late = s.buffer in loaded or not always
+            if is_late or not _names_only(s.indices, variables):
+                fresh.discard(s.buffer)
         always = always and isinstance(s, For)
         inside = [t for inner in bodies(s) for t in inner]
         pending += [(t, always) for t in reversed(inside)]
-    return True
+    return fresh
 
 
 def _names_only(at: Index, variables: set[Var]) -> bool:
     return all(n.op == "var" and n.attr in variables for n in _leaves(at))
 
 
-def _drop_axis(buffer: Buffer, axis: int, loop: For) -> None:
-    def row(node: Expr) -> Expr | None:
-        if node.op != "load" or node.attr is not buffer:
-            return None
-        at = [rewrite(i, row) for i in without(e.index_of(node))]
-        condition = e.condition_of(node)
-        return e.load(buffer, at, condition and rewrite(condition, row))
+def _drop_axes(axes: Mapping[Buffer, int], loop: For) -> None:
+    """Drop an axis of each buffer, and the index along it."""
 
-    def without(index: Index) -> Index:
+    def row(node: Expr) -> Expr | None:
+        if node.op != "load" or node.attr not in axes:
+            return None
+        at = [rewrite(i, row) for i in without(node.attr, e.index_of(node))]
+        condition = e.condition_of(node)
+        return e.load(node.attr, at, condition and rewrite(condition, row))
+
+    def without(buffer: Buffer, index: Index) -> Index:
+        axis = axes[buffer]
         return (*index[:axis], *index[axis + 1 :])
 
     for s in statements(loop.body):
         replace(s, row)
-        if isinstance(s, Store) and s.buffer is buffer:
-            s.indices = without(s.indices)
-    buffer.shape = without(buffer.shape)
+        if isinstance(s, Store) and s.buffer in axes:
+            s.indices = without(s.buffer, s.indices)
+    for buffer in axes:
+        buffer.shape = without(buffer, buffer.shape)

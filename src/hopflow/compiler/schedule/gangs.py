@@ -33,7 +33,7 @@ from typing import Final, NamedTuple, TypeGuard
 from hopflow import dtypes
 from hopflow.compiler.divergence import Divergence
 from hopflow.compiler.private import private_to
-from hopflow.compiler.schedule.summary import Summary
+from hopflow.compiler.schedule.summary import Summaries, Summary
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
@@ -79,21 +79,22 @@ _WHOLE = (Copy, Swap)
 
 def gangs(program: Program, target: Target) -> None:
     """Bind divergent loops of a program to gangs, in place."""
-    named = cache(lambda: uses(program.body))
+    named, summaries = cache(lambda: uses(program.body)), Summaries()
     pending = [program.body]
     while pending:
         body = pending.pop()
         for k, s in enumerate(body):
             if _is_independent(s):
-                width = _width(s, target, named)
+                width = _width(s, summaries, target, named)
                 inner = statements(s.body) if width > 1 else ()
                 # Of nested loops, choose the inner one if it fills as many lanes.
                 if width > 1 and all(
-                    width > _width(t, target, named)
+                    width > _width(t, summaries, target, named)
                     for t in inner
                     if _is_independent(t)
                 ):
-                    body[k] = _gang(s, width, private_to(s, named()))
+                    private = private_to(summaries.of(s), named())
+                    body[k] = _gang(s, width, private)
                     continue
             pending += bodies(s)
 
@@ -109,26 +110,30 @@ def _is_independent(s: Stmt) -> TypeGuard[For]:
 def _is_candidate(loop: For) -> bool:
     """Return whether lanes may run all of a loop, which has an inner loop."""
     inside = list(statements(loop.body))
-    return all(isinstance(s, _STATEMENTS + _WHOLE) for s in inside) and any(
-        isinstance(s, While) or _counts(s) for s in inside
+    return any(isinstance(s, While) or _counts(s) for s in inside) and all(
+        isinstance(s, _STATEMENTS + _WHOLE) and not _is_long(s) for s in inside
     )
 
 
-def _width(loop: For, target: Target, named: Callable[[], Counter[Buffer]]) -> int:
+def _width(
+    loop: For,
+    summaries: Summaries,
+    target: Target,
+    named: Callable[[], Counter[Buffer]],
+) -> int:
     """Return the number of lanes of a loop's gangs; 1 if it becomes none."""
     if not _is_candidate(loop):
         return 1
-    private = private_to(loop, named())
-    inside, summary = list(statements(loop.body)), Summary.of(loop)
+    inside, summary = list(statements(loop.body)), summaries.of(loop)
+    if summary.size > LARGEST or summary.changed:
+        return 1
+    private = private_to(summary, named())
     allocated = {s.buffer for s in inside if isinstance(s, Allocate)}
     rows = summary.stored.difference(private)
     exchanged = (b for s in inside if isinstance(s, _WHOLE) for b in walk.named(s))
     if (
-        summary.size > LARGEST
-        or summary.changed
-        or not allocated.issubset(private)
+        not allocated.issubset(private)
         or not all(summary.axes[b] for b in rows)
-        or any(map(_is_long, inside))
         or not all(b in private and _is_short(b) for b in exchanged)
     ):
         return 1

@@ -140,7 +140,7 @@ def _are_independent(first: Summary, second: Summary) -> bool:
     """Return whether an iteration needs at most the same one of the other loop."""
     if first.is_ordered or second.is_ordered or first.changed & second.changed:
         return False
-    shared = (first.stored & second.touched) | (second.stored & first.touched)
+    shared = first.stored & second.uses.keys() | second.stored & first.uses.keys()
     return all(first.axes[b] & second.axes[b] for b in shared)
 
 

@@ -5,6 +5,7 @@ summary of a merged loop is the union of those of its parts, so that no statemen
 walked twice.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -53,7 +54,7 @@ class Summary:
     assigned    the variables that are assigned
     declared    the variables that an iteration declares
     stored      the buffers that are written, by element or as a whole
-    touched     all buffers that are accessed
+    uses        how often statements name each buffer
     at          the accesses, except those of functions and Python
     is_ordered  whether a statement must not be reordered with others
     """
@@ -64,7 +65,7 @@ class Summary:
     assigned: set[Var] = field(default_factory=set)
     declared: set[Var] = field(default_factory=set)
     stored: set[Buffer] = field(default_factory=set)
-    touched: set[Buffer] = field(default_factory=set)
+    uses: Counter[Buffer] = field(default_factory=Counter)
     at: list[_At] = field(default_factory=list)
     is_ordered: bool = False
     _axes: dict[Buffer, set[_Row]] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class Summary:
         self.assigned |= other.assigned
         self.declared |= other.declared
         self.stored |= other.stored
-        self.touched |= other.touched
+        self.uses.update(other.uses)
         self.at += other.at
         self.is_ordered = self.is_ordered or other.is_ordered
 
@@ -120,14 +121,14 @@ class Summaries:
     def of(self, loop: For) -> Summary:
         if loop not in self._loops:
             summary = self._loops[loop] = Summary(loop.var)
-            pending = list(loop.body)
+            pending = loop.body[::-1]
             while pending:
                 statement = pending.pop()
                 _add(summary, statement)
                 if isinstance(statement, For):
                     summary.add(self.of(statement))
                 else:
-                    pending += chain(*bodies(statement))
+                    pending += reversed([*chain(*bodies(statement))])
         return self._loops[loop]
 
 
@@ -141,14 +142,15 @@ def _add(summary: Summary, statement: Stmt) -> None:
             summary.read.add(node.attr)
         elif node.op == "load":
             accesses.append((node.attr, e.index_of(node)))
-    summary.touched.update(named(statement))
+            summary.uses[node.attr] += 1
+    for buffer in named(statement):
+        summary.uses[buffer] += 1
     summary.is_ordered = summary.is_ordered or isinstance(statement, _ORDERED)
     for buffer, at, is_written in _accesses(statement):
         accesses.append((buffer, at))
         if is_written:
             summary.stored.add(buffer)
     for buffer, at in accesses:
-        summary.touched.add(buffer)
         summary.at.append((buffer, list(_rows(at))))
     if isinstance(statement, Declare):
         summary.declared.add(statement.var)

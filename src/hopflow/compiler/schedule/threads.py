@@ -74,9 +74,10 @@ def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
     inside = list(statements(loop.body))
     if not loop.independent or not (any(map(_loops, inside)) or _work(loop) > LARGE):
         return False
-    if any(map(_is_foreign, inside)) or Summary.of(loop).changed:
+    summary = Summary.of(loop)
+    if any(map(_is_foreign, inside)) or summary.changed:
         return False
-    return writes_rows(loop, private_to(loop, named()))
+    return writes_rows(loop, private_to(summary, named()))
 
 
 def _work(loop: For) -> int:
