@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hopflow import demo
 from hopflow.config import config
+from hopflow.export.commands import add_commands
 from hopflow.testing import fuzz, speed
 from hopflow.testing.requires import missing
 
@@ -17,17 +18,17 @@ from hopflow.testing.requires import missing
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status.
 
-    0 means success, 1 that results of a demo or of programs disagree, 2 a wrong use of
-    the command or a missing library, 130 that Ctrl-C ended it.
+    0 means success, 1 that results of a demo or of programs disagree or that programs
+    differ, 2 a wrong use of the command, an error of hopflow or a missing library, 130
+    that Ctrl-C ended it.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.command == "demo":
-        return _demo(options)
-    if options.command == "fuzz":
-        return _fuzz(options)
-    parser.print_help()
-    return 0
+    if options.command is None:
+        parser.print_help()
+        return 0
+    status: int = options.run(options)
+    return status
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"hopflow {version('hopflow')}"
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
+    add_commands(commands)
     about = "k-means with the operators: its graph, checks, times and a picture"
     demonstration = commands.add_parser("demo", help=about, description=about)
     demonstration.add_argument(
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="where the picture goes (default: %(default)s)",
     )
+    demonstration.set_defaults(run=_demo)
     about = "draw programs, and compare all their executions"
     fuzzing = commands.add_parser("fuzz", help=about, description=about)
     fuzzing.add_argument(
@@ -133,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="where the corpus and failures go (default: %(default)s)",
     )
+    fuzzing.set_defaults(run=_fuzz)
     return parser
 
 

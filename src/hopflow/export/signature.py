@@ -92,6 +92,14 @@ class Signature:
         return "\n".join(lines)
 
 
+def plain_path(path: str) -> str:
+    """A path of a leaf as a name: `params['w'][0]` is `params.w.0`."""
+    text = path.replace(" (written)", ".written")
+    for old, new in (("['", "."), ("']", ""), ("[", "."), ("]", "")):
+        text = text.replace(old, new)
+    return text
+
+
 def signature_of(
     module: GraphModule, arguments: tuple[str, ...], positional: int
 ) -> Signature:

@@ -17,7 +17,7 @@ from hopflow.export.onnx.library import DOMAIN, OPSET, library
 from hopflow.export.onnx.rules import write
 from hopflow.export.onnx.scopes import Scope, Value, tensor, value_info
 from hopflow.export.onnx.sizes import Known, Number
-from hopflow.export.signature import Signature
+from hopflow.export.signature import Signature, plain_path
 from hopflow.graph.core import Graph, SourceLine
 from hopflow.graph.module import ComputedSource, GraphModule, Source
 from hopflow.graph.types import Shape, TensorType
@@ -140,7 +140,7 @@ class _Writing:
         return leaves
 
     def input(self, path: str, type_: TensorType, doc: str) -> Value:
-        value = self.scope.input(_plain(path), type_.dtype)
+        value = self.scope.input(plain_path(path), type_.dtype)
         self.names[path] = value.name
         self.inputs.append(value_info(value, type_.shape, doc))
         return value
@@ -153,7 +153,7 @@ class _Writing:
             if node.op is not None or node.name in self.writer.attributes:
                 continue
             type_ = node.results[0].type
-            value = self.scope.input(_plain(node.name), type_.dtype)
+            value = self.scope.input(plain_path(node.name), type_.dtype)
             array = np.asarray(self.program.module.graph.attributes[node.name])
             self.initializers.append(tensor(array, type_.dtype, value.name))
             self.writer.attributes[node.name] = value
@@ -211,7 +211,7 @@ class _Writing:
             self.output(path, value, shape, doc)
 
     def output(self, path: str, value: Value, shape: Shape, doc: str) -> None:
-        name = self.writer.names.fresh(_plain(path))
+        name = self.writer.names.fresh(plain_path(path))
         self.scope.node("Identity", [value.name], {}, [name])
         self.names[path] = name
         declared = value_info(Value(name, value.dtype), shape, doc)
@@ -256,14 +256,6 @@ class _Writing:
 def _text(check: Check) -> str:
     line: SourceLine | None = check.line
     return check.message if line is None else f"{check.message}  ({line})"
-
-
-def _plain(path: str) -> str:
-    """A path as a name: `params['w'][0]` is `params.w.0`."""
-    text = path.replace(" (written)", ".written")
-    for old, new in (("['", "."), ("']", ""), ("[", "."), ("]", "")):
-        text = text.replace(old, new)
-    return text
 
 
 def _shared(graph: Graph) -> frozenset[Graph]:
