@@ -12,7 +12,7 @@ import hopflow as hf
 from hopflow.config import Config
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 
-FLAGS = ["verify", "check_bounds", "guard_pages"]
+FLAGS = ["verify", "check_bounds", "guard_pages", "require_in_place"]
 COUNTS = ["print_width", "kernel_cache_bytes", "cache_dir_bytes", "num_threads"]
 
 

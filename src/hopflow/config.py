@@ -147,6 +147,9 @@ class Config:
                         of range, which is a defect of hopflow, raises BoundsError
     guard_pages         compiled code works on copies between protected memory pages: an
                         access out of bounds ends the process
+    require_in_place    loops must update arrays in place: one that each step of a
+                        compiled loop copies is an InPlaceError, which says why (also
+                        HOPFLOW_REQUIRE_IN_PLACE)
     traceback           "user": tracebacks show the user's frames and the operators
                         between them; "full": all frames
     print_width         the width of printed graphs, in columns
@@ -176,6 +179,9 @@ class Config:
     )
     guard_pages: bool = _setting(
         _check_flag, default_factory=lambda: _flag("HOPFLOW_GUARD_PAGES")
+    )
+    require_in_place: bool = _setting(
+        _check_flag, default_factory=lambda: _flag("HOPFLOW_REQUIRE_IN_PLACE")
     )
     traceback: str = _setting(_check_traceback, default_factory=_traceback)
     print_width: int = _setting(_count_check(1), default=100)

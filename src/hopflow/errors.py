@@ -402,6 +402,20 @@ class CompileError(HopflowError, RuntimeError):
     """The compiler could not generate native code; a defect of hopflow."""
 
 
+class InPlaceError(HopflowError, RuntimeError):
+    """Each step of a loop copies an array, and `hf.config.require_in_place` is set."""
+
+    def __init__(self, name: str, copies: Sequence[str]) -> None:
+        lines = "".join([f"\n  {copy}" for copy in copies])
+        super().__init__(
+            f"`{name}`: a loop copies arrays in its steps, and "
+            f"`hf.config.require_in_place` is set:{lines}\n"
+            "A step that reads an array after it has written to it, or keeps it beside "
+            "the new one, needs the copy: read first, or return the old elements that "
+            "are needed. `jitted.memory` has the whole plan."
+        )
+
+
 class PicklingError(HopflowError, TypeError):
     """A function that cannot be pickled: it has no name in a module, and cloudpickle is
     not installed or cannot write it."""

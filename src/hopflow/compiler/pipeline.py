@@ -375,7 +375,7 @@ def _place_of(graph: Graph, symbol: Var) -> tuple[int, int]:
 def _kernel(
     graph: Graph, target: CpuTarget, donated: tuple[int, ...], layouts: Layouts
 ) -> Kernel:
-    settings = config.check_bounds, config.guard_pages
+    settings = config.check_bounds, config.guard_pages, config.require_in_place
     key = structural_hash(graph), target, donated, layouts, settings
     with _lock:
         cached = _kernels.find(key)

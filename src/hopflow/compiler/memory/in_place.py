@@ -69,9 +69,8 @@ def in_place(plan: MemoryPlan) -> None:
         else:
             reason = plan.put_into(first, pair.part)
         if reason is not None and not pair.is_free:
-            plan.copies.append(
-                Copied(pair.first, pair.text, reason, pair.equation.node)
-            )
+            node, in_loop = pair.equation.node, pair.depth > 0
+            plan.copies.append(Copied(pair.first, pair.text, reason, node, in_loop))
     for _, equation in walk(plan.program.block):
         if isinstance(equation.definition, Loop | While):
             _reuse_ended_carries(plan, equation.definition)

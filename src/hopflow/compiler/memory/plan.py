@@ -23,12 +23,16 @@ from hopflow.symbolic.size import Symbol, free_symbols
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A value that has to be copied, and the reason why it is not computed in place."""
+    """A value that has to be copied, and the reason why it is not computed in place.
+
+    in_loop   whether each step of a loop copies it
+    """
 
     value: Value
     text: str
     reason: str
     node: Node
+    in_loop: bool
 
     def __str__(self) -> str:
         return f"{self.text}: {self.reason} ({self.node.line})"

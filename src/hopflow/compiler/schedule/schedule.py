@@ -30,6 +30,7 @@ from hopflow.compiler.layout import Layouts
 from hopflow.compiler.memory.in_place import in_place
 from hopflow.compiler.memory.place import place
 from hopflow.compiler.memory.plan import MemoryPlan, format_memory
+from hopflow.compiler.memory.required import check_in_place
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.schedule.compared_passes import ComparedPasses
@@ -90,10 +91,17 @@ def schedule(
             have to be computed elsewhere first, and copied.
         layouts: Of the inputs (sizes not counted); dense if it is empty. The strides of
             the others are sizes of the result, after those of the program.
+
+    Raises:
+        InPlaceError: a step of a loop copies an array, and `config.require_in_place`.
     """
     lowered: dict[KernelProgram, Program] = {}
+    plans: list[MemoryPlan] = []
     for plan, context in memory_plans(program, donated, layouts):
         lowered[plan.program] = _loops(plan, target, lowered, context.layouts)
+        plans.append(plan)
+    if config.require_in_place:
+        check_in_place(plans)
     return lowered[program]
 
 
