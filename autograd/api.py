@@ -533,7 +533,7 @@ def value_and_grad(
         return ((result, run.aux) if has_aux else result), gradient
 
     options = {"argnums": argnums, "has_aux": has_aux}
-    return recordable(call, made=("value_and_grad", f, options))
+    return recordable(call, transform=("value_and_grad", f, options))
 
 
 def _scalar(f: Callable[..., Any], run: _Run) -> Value:
@@ -650,4 +650,4 @@ def grad(
         return (gradient, value[1]) if has_aux else gradient
 
     options = {"argnums": argnums, "has_aux": has_aux}
-    return recordable(call, made=("grad", f, options))
+    return recordable(call, transform=("grad", f, options))

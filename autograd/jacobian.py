@@ -152,7 +152,7 @@ def _jacobian(
         rows = [pytree.unflatten(primals.spec, row) for row in blocks(linear)]
         return pytree.unflatten(run.spec, [r[0] if single else r for r in rows])
 
-    return recordable(call, made=(name, f, {"argnums": argnums}))
+    return recordable(call, transform=(name, f, {"argnums": argnums}))
 
 
 def _basis(values: Sequence[Value]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The higher-order operators: one file each, with all of an operator's rules in it."""
+"""The higher-order operators: one file for each, with all its rules."""
 
 if __name__ != "hopflow.hops":
     raise ImportError(

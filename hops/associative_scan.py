@@ -60,12 +60,12 @@ class AssociativeScan(RegionOperator):
 
     xs       T[length, *s] each; all the operands
     body     Graph, (*symbols, *a, *b, *captures) -> a slice, as `a` and `b` are
-    length   how many slices there are
+    length   the number of slices
     reverse  whether prefixes start at the last slice
     """
 
     name = "associative_scan"
-    droppable = False  # each result is one of what the next step combines
+    droppable = False  # the next step combines all results
 
     def prepare(self, combine_fn: Any, xs: Any, dim: int, reverse: Any) -> Call:
         require_callable(self.name, "combine_fn", combine_fn)
@@ -84,10 +84,10 @@ class AssociativeScan(RegionOperator):
         names = input_names(combine_fn, [spec, spec])
         functions = {"body": Function("combine_fn", combine_fn, names, call)}
         params = {"length": length, "reverse": reverse}
-        found = Call(self.name, [], leaves, functions, params, spec)
-        found.paths = pytree.leaf_paths(spec, "xs")
-        found.type_error = ElementTypeError
-        return found
+        prepared = Call(self.name, [], leaves, functions, params, spec)
+        prepared.paths = pytree.leaf_paths(spec, "xs")
+        prepared.type_error = ElementTypeError
+        return prepared
 
     def run_debug(self, call: Call) -> Any:
         assert call.spec is not None
@@ -151,7 +151,8 @@ class AssociativeScan(RegionOperator):
         length: Size,
         reverse: bool,
     ) -> Inline:
-        """One loop over the slices; a length known at run time is one more operand."""
+        """One loop over the slices; a length known at run time is an additional
+        operand."""
         sizes = (length,) if isinstance(length, SymInt) else ()
         return Inline(sequential(body, length, reverse=reverse), (*sizes, *args))
 
@@ -162,14 +163,14 @@ class AssociativeScan(RegionOperator):
         args: Sequence[Operand],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[bool]]:
-        """Results are combined again: all slices depend on the example if one does."""
+        """Batch all slices if one is: results are combined with each of them."""
         parts = split_args(self, range(len(args)), params)
-        given = [
+        inputs = [
             as_value(in_batch(size, b, a)) if i in parts.operands else a
             for i, (a, b) in enumerate(zip(args, batched, strict=True))
         ]
-        now = [b or i in parts.operands for i, b in enumerate(batched)]
-        return batching.batch(self, size, now, given, params, all_results=True)
+        mask = [b or i in parts.operands for i, b in enumerate(batched)]
+        return batching.batch(self, size, mask, inputs, params, all_results=True)
 
     def jvp_rule(
         self,
@@ -186,8 +187,8 @@ class AssociativeScan(RegionOperator):
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
         linear = linear_of(tangents)
-        values, found = _as_scan(operands, tangents, params, linear)
-        return values, lambda _: found
+        values, result_dots = _as_scan(operands, tangents, params, linear)
+        return values, lambda _: result_dots
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
@@ -202,7 +203,7 @@ class AssociativeScan(RegionOperator):
         region = Region(
             "body",
             node.params["body"],
-            (*symbols, *xs, *xs, *captures),  # two slices of each
+            (*symbols, *xs, *xs, *captures),  # the body takes two slices
             numbered("stacked", 0, count),
             runs,
         )
@@ -228,35 +229,35 @@ def _as_scan(
     params: dict[str, Any],
     linear: Interpreter | None,
 ) -> tuple[list[Value], list[Tangent]]:
-    """The results and their tangents, by the derivative of a scan."""
+    """Return the results and their tangents, by differentiating an equivalent scan."""
     length = params["length"]
     graph = sequential(params["body"], length, reverse=params["reverse"], safe=True)
     sizes = [current().value_of(length)] if isinstance(length, SymInt) else []
     count = len(graph.symbols) - len(sizes)
     duals = [Dual(o, t) for o, t in zip(operands, tangents, strict=True)]
     symbols = [*sizes, *operands[:count]]
-    found = run_graph(graph, symbols, duals[count:], linear)
-    return [as_value(d.value) for d in found], [d.tangent for d in found]
+    outputs = run_graph(graph, symbols, duals[count:], linear)
+    return [as_value(d.value) for d in outputs], [d.tangent for d in outputs]
 
 
 def sequential(
     body: Graph, length: Size, *, reverse: bool, safe: bool = False
 ) -> Graph:
-    """A `scan` that makes the prefixes one after the other.
+    """Return a graph with a `scan` that computes the prefixes one after the other.
 
-    Its inputs are the node's args, after the length where that is symbolic.
+    Its inputs are the node's args, after the length if that is symbolic.
 
     Args:
-        safe: Never call the function with what was never there: its derivative might
-            be infinite, and times 0 that is no number.
+        safe: Never call the function on the zeros before the first slice: its
+            derivative there might be infinite, and infinity times 0 is NaN.
     """
     tracer = Tracer(None, "associative_scan")
-    if isinstance(length, SymInt):  # the caller's: another symbol than those of `body`
+    if isinstance(length, SymInt):  # the caller's symbol is none of `body`
         length = symbol("n")
         tracer.bind_symbols((length,))
-    own = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
-    symbols = [TracedTensor(tracer, tracer.define(s)) for s in own]
-    sizes = {s: SymInt((((s,), 1),)) for s in own}
+    body_symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
+    symbols = [TracedTensor(tracer, tracer.define(s)) for s in body_symbols]
+    sizes = {s: SymInt((((s,), 1),)) for s in body_symbols}
     count = len(body.outputs)
     elements = [v.type for v in body.operands[:count]]
     xs = [
@@ -269,15 +270,15 @@ def sequential(
     def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         inner = current()
         assert isinstance(inner, Tracer)
-        passed = [inner.arg(o) for o in (*symbols, *a, *b, *captures)]
+        args = [inner.arg(o) for o in (*symbols, *a, *b, *captures)]
         # The nodes keep the lines of the user's code.
         place = len(inner.graph.nodes)
-        found = inline(inner.graph, place, body, passed, sizes)
-        return [TracedTensor(inner, r) if isinstance(r, Var) else r for r in found]
+        results = inline(inner.graph, place, body, args, sizes)
+        return [TracedTensor(inner, r) if isinstance(r, Var) else r for r in results]
 
     def step(carry: Any, x: list[Any]) -> Any:
         first, before = carry
-        if branches:  # nothing may go wrong with what was never there
+        if branches:  # so that it never runs on the zeros before the first slice
             new = cond(first, lambda: x, lambda: combine(before, x))
         else:
             pairs = zip(x, combine(before, x), strict=True)
@@ -297,25 +298,30 @@ def associative_scan(
     dim: int = 0,
     reverse: bool = False,
 ) -> Any:
-    """Prefixes of an associative function: `y[i] = combine_fn(y[i - 1], x[i])`.
+    """Compute all prefixes of an associative function: `y[i] = combine_fn(y[i - 1],
+    x[i])`.
 
     Args:
-        combine_fn: Gets two slices `a` and `b`, and returns one of their structure and
-            types. It must be associative, for its calls may be grouped in any way; and
-            it must not write to tensors of enclosing functions.
-        xs: A pytree of tensors with slices along axis `dim`.
-        dim: The axis of which slices are taken; the results have it in the same place.
+        combine_fn: Takes two slices `a` and `b`, and returns one of the same structure,
+            shapes and dtypes. It must be associative, as its calls may be grouped in
+            any way; and it must not write to tensors of enclosing functions.
+        xs: A pytree of tensors T[*s, n, *t] with `n` slices along axis `dim`.
+        dim: The axis along which slices are taken; the results have it at the same
+            place.
         reverse: Start at the last slice: `y[i] = combine_fn(y[i + 1], x[i])`.
 
     Returns:
         A pytree as `xs`, of the same types; the first slice is that of `xs`.
 
     Raises:
-        StructureError, ElementTypeError: `combine_fn` returns something else than it
-            got.
-        LengthError: the leaves of `xs` have different numbers of slices, or there is
-            none.
-        MutationError: `combine_fn` writes to what it closes over.
+        StructureError, ElementTypeError: `combine_fn` returns another structure, shape
+            or dtype than it takes.
+        LengthError: the leaves of `xs` have different numbers of slices, or there is no
+            leaf.
+        MutationError: `combine_fn` writes to a captured tensor.
+
+    >>> hf.associative_scan(hf.add, hf.asarray([1, 2, 3, 4]))
+    Tensor([ 1,  3,  6, 10], i64[4])
     """
     ys = ASSOCIATIVE_SCAN(combine_fn, xs, dim, reverse)
     return pytree.tree_map(lambda y: moveaxis(y, 0, dim), ys) if dim else ys

@@ -1,9 +1,9 @@
-"""Attention by blocks of queries and keys: the matrix of all scores is never made.
+"""Attention by blocks of queries and keys: the matrix of all scores is never allocated.
 
 `attend` is the online softmax of Milakov and Gimelshein ("Online normalizer calculation
 for softmax", 2018), by blocks as in FlashAttention (Dao et al., 2022). Its derivatives
-are those of `sums`, which makes each block again from the logarithm of the sum of
-exponentials that `attend` has found.
+are those of `sums`, which recomputes each block from the logarithm of the sum of
+exponentials that `attend` returns.
 """
 
 import math
@@ -42,30 +42,32 @@ from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 
 EMPTY, PARTIAL, FULL = range(3)
-"""The kinds of blocks: no cell is kept, some are, all are."""
+"""The kinds of blocks: the mask keeps no cell, some cells, all cells."""
 
 
 def blocks_in(size: Size, block: int) -> Size:
-    """How many blocks there are; the last one may be smaller."""
+    """Return the number of blocks; the last one may be smaller."""
     return (size + block - 1) // block
 
 
-def over(f: Callable[..., Any], b: Any, h: Any, q: Any, kv: Any, *cells: Any) -> Value:
-    """`f(*cell, b, h, q, kv)` for each of the positions `q` and `kv`."""
+def map_cells(
+    f: Callable[..., Any], b: Any, h: Any, q: Any, kv: Any, *cells: Any
+) -> Value:
+    """Return `f(*cell, b, h, q, kv)` for each pair of positions in `q` and `kv`."""
 
-    def cell(q: Any, kv: Any, *own: Any) -> Any:
-        return f(*own, b, h, q, kv)
+    def cell(q: Any, kv: Any, *inputs: Any) -> Any:
+        return f(*inputs, b, h, q, kv)
 
-    both = [0] * len(cells)
-    rows = vmap(vmap(cell, (None, 0, *both)), (0, None, *both))
-    found: Value = rows(q, kv, *cells)
-    return found
+    axes = [0] * len(cells)
+    rows = vmap(vmap(cell, (None, 0, *axes)), (0, None, *axes))
+    values: Value = rows(q, kv, *cells)
+    return values
 
 
 class _Block(NamedTuple):
-    """Where a block of scores is.
+    """The position of a block of scores.
 
-    b, h    the example and the head
+    b, h    the indices of the batch element and the head
     q, kv   positions i64[n] of queries and keys, also past the ends
     """
 
@@ -78,8 +80,8 @@ class _Block(NamedTuple):
 class _Attention(NamedTuple):
     """The args and params of a node.
 
-    group   how many heads of queries share one of keys
-    kinds   for each block what of it is kept; None: the mask alone tells
+    group   the number of query heads that share one head of keys
+    kinds   the kind of each block; None: only the mask tells
     """
 
     score: Graph
@@ -104,25 +106,27 @@ class _Attention(NamedTuple):
 
     @property
     def ends(self) -> list[Size | None]:
-        """The lengths, of queries and of keys, that the last block may go beyond."""
+        """Return the numbers of queries and of keys, or None if a number is a multiple
+        of the block."""
         pairs = zip(self.lengths, self.block, strict=True)
         return [None if equals(blocks_in(n, s) * s, n) else n for n, s in pairs]
 
-    def over(self, graph: Graph, at: _Block, *cells: Any) -> Value:
-        """A function of the user's for each cell of a block. Past the ends it is asked
-        about the last position."""
+    def map_cells(self, graph: Graph, at: _Block, *cells: Any) -> Value:
+        """Apply a user's function to each cell of a block. Positions past the ends are
+        replaced by the last one."""
 
         def f(*inputs: Any) -> Value:
             args = [*self.symbols, *inputs, *self.captures]
-            [found] = interpret(graph, args, bind_again)
-            return as_value(found)
+            [result] = interpret(graph, args, bind_again)
+            return as_value(result)
 
         positions = zip((at.q, at.kv), self.ends, strict=True)
         q, kv = (x if end is None else minimum(x, end - 1) for x, end in positions)
-        return over(f, at.b, at.h, q, kv, *cells)
+        return map_cells(f, at.b, at.h, q, kv, *cells)
 
     def inside(self, at: _Block) -> Value | None:
-        """Which cells of a block are not past an end; None: all of them."""
+        """Return a mask of the cells of a block that are not past an end; None: all of
+        them."""
         q, kv = self.ends
         if q is None:
             return None if kv is None else broadcast_to(at.kv < kv, self.block)
@@ -132,9 +136,9 @@ class _Attention(NamedTuple):
         return logical_and(rows, at.kv < kv)
 
     def kept(self, at: _Block) -> Value:
-        """Which cells of a block the mask keeps."""
+        """Return the cells of a block that the mask keeps."""
         assert self.mask is not None
-        kept, inside = self.over(self.mask, at), self.inside(at)
+        kept, inside = self.map_cells(self.mask, at), self.inside(at)
         return kept if inside is None else logical_and(kept, inside)
 
     def choose(
@@ -144,35 +148,40 @@ class _Attention(NamedTuple):
         run: Callable[[Value | None], Any],
         skip: Callable[[], Any],
     ) -> Any:
-        """`run` on the cells of a block that are kept (None: all), or `skip` it."""
+        """Call `run` on the cells of a block that are kept (None: all), or `skip` if
+        none is."""
         if self.mask is None:
             return run(self.inside(at))
         if kind is None:
             kept = self.kept(at)
             return cond(any_of(kept), lambda: run(kept), skip)
-        whole, part = (lambda: run(self.inside(at))), (lambda: run(self.kept(at)))
-        return switch(kind, (skip, part, whole))
+        run_full, run_partial = (
+            (lambda: run(self.inside(at))),
+            (lambda: run(self.kept(at))),
+        )
+        return switch(kind, (skip, run_partial, run_full))
 
     def scores(self, q: Value, k: Value, at: _Block, kept: Value | None) -> Value:
-        """The scores of a block, of scaled queries."""
+        """Return the scores of a block, computed from scaled queries."""
         products = q @ matrix_transpose(astype(k, self.dtype))
-        scores = self.over(self.score, at, products)
+        scores = self.map_cells(self.score, at, products)
         return scores if kept is None else where(kept, scores, -inf)
 
 
 def score_dtype(dtype: DType) -> DType:
-    """What scores and sums are computed in."""
+    """Return the dtype in which scores and sums are computed."""
     return dtype if dtype is dtypes.float64 else dtypes.float32
 
 
 def _each_row(
     a: _Attention, f: Callable[..., Sequence[Value]], rows: Sequence[Value]
 ) -> list[Value]:
-    """`f` for each block of queries, as `[b, h, l, ...]`.
+    """Return `f` of each block of queries, as `[b, h, l, ...]`.
 
     Args:
-        f: Gets a function from the number of a block of keys to where the scores are,
-            the blocks of `rows`, and the stacks to scan: numbers, keys, values, kinds.
+        f: Takes a function from the index of a block of keys to the position of its
+            scores, the blocks of `rows`, and the stacks to scan: indices, keys, values,
+            kinds.
         rows: `[b, h, l, ...]` each.
     """
     (size_q, size_kv), (length, keys) = a.block, a.lengths
@@ -201,15 +210,15 @@ def _each_row(
     kinds = a.kinds
     if kinds is not None:
         kinds = reshape(kinds, (batch * heads, a.group * n_q, n_kv))
-    own = [stacked(x, n_q, size_q, a.group) for x in rows]
+    blocks = [stacked(x, n_q, size_q, a.group) for x in rows]
     k, v = (stacked(x, n_kv, size_kv, 1) for x in (a.k, a.v))
-    found = map_(head, (arange(batch * heads), own, k, v, kinds))
+    results = map_(head, (arange(batch * heads), blocks, k, v, kinds))
     full_shape = (batch, heads * a.group, n_q * size_q)
-    return [_cut(reshape(y, (*full_shape, *y.shape[3:])), length) for y in found]
+    return [_cut(reshape(y, (*full_shape, *y.shape[3:])), length) for y in results]
 
 
 def _padded(x: Value, length: Size) -> Value:
-    """`[b, h, l, ...]` with zeros behind it."""
+    """Return `[b, h, l, ...]`, padded with zeros along `l`."""
     shape = (*x.shape[:2], length, *x.shape[3:])
     if equals(x.shape[2], length):
         return x
@@ -219,7 +228,7 @@ def _padded(x: Value, length: Size) -> Value:
 
 
 def _cut(x: Value, length: Size) -> Value:
-    """What was padded."""
+    """Return `[b, h, l, ...]` without the padding."""
     shape = (*x.shape[:2], length, *x.shape[3:])
     if equals(x.shape[2], length):
         return x
@@ -227,7 +236,7 @@ def _cut(x: Value, length: Size) -> Value:
 
 
 def attend(a: _Attention) -> list[Value]:
-    """The results, and of each query the logarithm of the sum of exponentials."""
+    """Return the results, and the logarithm of each query's sum of exponentials."""
 
     def row(at: Any, rows: Any, stacks: Any) -> Any:
         q = astype(rows[0], a.dtype) * a.scale
@@ -242,16 +251,16 @@ def attend(a: _Attention) -> list[Value]:
                 new = maximum(highest, max_of(scores, axis=1))
                 base = _finite(new)
                 weights = _weights(scores, base)
-                rest = exp(highest - base)
-                total = total * rest + sum_of(weights, axis=1)
-                mean = mean * expand_dims(rest, axis=1) + weights @ astype(v, a.dtype)
+                decay = exp(highest - base)
+                total = total * decay + sum_of(weights, axis=1)
+                mean = mean * expand_dims(decay, axis=1) + weights @ astype(v, a.dtype)
                 return new, total, mean
 
             return a.choose(kind, block, run, lambda: carry), None
 
         start = (full((a.block[0],), -inf, dtype=a.dtype), *_zeros(a))
         (highest, total, mean), _ = scan(step, start, stacks)
-        divisor = where(equal(total, 0), 1, total)  # nothing is kept
+        divisor = where(equal(total, 0), 1, total)  # where nothing is kept
         mean = mean / expand_dims(divisor, axis=1)
         return [astype(mean, a.q.type.dtype), highest + log(total)]
 
@@ -259,11 +268,11 @@ def attend(a: _Attention) -> list[Value]:
 
 
 def sums(a: _Attention, lse: Any) -> list[Value]:
-    """The sum of the weights of each query, which is 1 or 0; and that of the weighted
-    values.
+    """Return the sum of the weights of each query, which is 1 or 0, and the sum of
+    weighted values.
 
-    In terms of these are the derivatives of `attend`: of the first, where `lse` is
-    fixed, it is that of `lse`.
+    The derivatives of `attend` are expressed in these: with `lse` held constant, the
+    tangent of the first sum is that of `lse`.
     """
 
     def row(at: Any, rows: Any, stacks: Any) -> Any:
@@ -290,15 +299,15 @@ def sums(a: _Attention, lse: Any) -> list[Value]:
 
 
 def _zeros(a: _Attention) -> tuple[Value, ...]:
-    """Sums of no weights, and of no values, for a block of queries."""
+    """Return sums over no weights, and over no values, for a block of queries."""
     size = a.block[0]
     shapes = [(size,), (size, a.v.shape[3])]
     return tuple(empty_stacks([TensorType(a.dtype, s) for s in shapes]))
 
 
 def _weights(scores: Value, base: Value) -> Value:
-    """`exp(scores - base)`, and 0 where that is nothing beside the largest weight, 1:
-    products with numbers below the normal ones are slow."""
+    """Return `exp(scores - base)`, with 0 for weights that are negligible beside the
+    largest one, 1: products with subnormal numbers are slow."""
     exponents = scores - expand_dims(base, axis=1)
     limits = dtypes.finfo(scores.dtype)
     least = math.log(limits.smallest_normal / limits.eps)
@@ -306,29 +315,29 @@ def _weights(scores: Value, base: Value) -> Value:
 
 
 def _finite(lse: Value) -> Value:
-    """What may be subtracted from `-inf`."""
+    """Return `lse` with 0 for `-inf`, so that it can be subtracted from `-inf`."""
     return where(equal(lse, -inf), 0, lse)
 
 
 # --- as graphs ------------------------------------------------------------------------
 
 
-def meaning(
+def as_graph(
     f: Callable[..., Sequence[Value]],
     args: Sequence[Operand],
     params: dict[str, Any],
     *more: Operand,
 ) -> tuple[Graph, list[SymInt]]:
-    """`f` of the args of a node and of more values, as a graph.
+    """Return a graph of `f`, applied to the args of a node and to more values.
 
     Returns:
-        The graph, and the sizes that it takes first.
+        The graph, and the sizes that are its first inputs.
     """
     score: Graph = params["score"]
     tracer = Tracer(None, score.name, env=user_env())
     first, last = len(score.symbols), len(args) - len(score.captures)
     types = _named([a.type.strong() for a in (*args[first:last], *more)], params)
-    # The caller's symbols are not those of the functions, of which it has no own.
+    # The caller's symbols differ from those of the functions' graphs.
     outer = free_symbols(*(n for t in types for n in t.shape))
     sizes = {s: symbol(s.name) for s in outer}
     tracer.bind_symbols(list(sizes.values()))
@@ -337,11 +346,11 @@ def meaning(
         shape = [substitute(n, sizes) for n in type_.shape]
         return tracer.operand(type_.with_shape(shape), "x")
 
-    own = [v.node.symbol for v in score.symbols if v.node.symbol is not None]
-    symbols = [TracedTensor(tracer, tracer.define(s)) for s in own]
+    score_symbols = [v.node.symbol for v in score.symbols if v.node.symbol is not None]
+    symbols = [TracedTensor(tracer, tracer.define(s)) for s in score_symbols]
     q, k, v, scale, *kinds = map(operand, types[: last - first])
     captures = [tracer.operand(v.type.strong(), v.node.name) for v in score.captures]
-    rest = list(map(operand, types[last - first :]))
+    extra = list(map(operand, types[last - first :]))
     attention = _Attention(
         score=score,
         mask=params["mask"],
@@ -356,18 +365,18 @@ def meaning(
         captures=captures,
     )
     with using(tracer):
-        return tracer.close(f(attention, *rest)), list(map(size_of, outer))
+        return tracer.close(f(attention, *extra)), list(map(size_of, outer))
 
 
 def _named(types: Sequence[TensorType], params: dict[str, Any]) -> list[TensorType]:
-    """The types of the operands, where equal sizes have one name."""
-    q, k, v, *rest = types
+    """Return the types of the operands, with one symbol for sizes that are equal."""
+    q, k, v, *others = types
     batch, heads, length, width = params["shape"]
-    own = heads if params["group"] == 1 else heads // params["group"]
+    kv_heads = heads if params["group"] == 1 else heads // params["group"]
     keys, features = k.shape[2], q.shape[3]
     return [
         q.with_shape((batch, heads, length, features)),
-        k.with_shape((batch, own, keys, features)),
-        v.with_shape((batch, own, keys, width)),
-        *rest,
+        k.with_shape((batch, kv_heads, keys, features)),
+        v.with_shape((batch, kv_heads, keys, width)),
+        *others,
     ]

@@ -1,4 +1,4 @@
-"""The base of every operator with regions: its entry, its rules, and who calls them."""
+"""`RegionOperator`: the base of every operator with regions; its entry and rules."""
 
 import re
 import threading
@@ -33,19 +33,19 @@ from hopflow.zeros import LinearMap, Tangent
 
 @dataclass(slots=True)
 class Call:
-    """One use of an operator, its pytrees flattened.
+    """One use of an operator, with flattened pytrees.
 
     name             the function that the user called, for messages
-    lead, operands   flat values, numbers as weak constants
+    lead, operands   flat values, with numbers as weak constants
     functions        by the name of the param that holds the graph
     params           static parameters
-    spec             the structure of the carry, where there is one
+    spec             the structure of the carry, if there is one
     paths            how a user would write each leaf of the carry
-    type_error       what a carry of other types is
-    dynamic          by the position of a leaf of the carry the axes whose sizes steps
-                     may change, and the sizes that are allowed
-    counts           whether the first operand is a counter that `spec` has not
-    total            how many steps it takes, if that is known
+    type_error       the error for a carry whose types change
+    dynamic          by the index of a leaf of the carry, the axes whose sizes steps may
+                     change, and the allowed sizes
+    counts           whether the first operand is a counter that `spec` leaves out
+    total            the number of steps, if known
     """
 
     name: str
@@ -62,7 +62,7 @@ class Call:
 
 
 class _Inherited:
-    """In a class: a rule that it leaves to the one above it."""
+    """A descriptor of a rule that a class inherits from its base."""
 
     def __init__(self, owner: type, name: str) -> None:
         self.owner, self.name = owner, name
@@ -73,21 +73,21 @@ class _Inherited:
 
 
 class _Derived:
-    """What `derived` is; its name is known only once it stands in a class."""
+    """The value `derived`, which learns its name when it is assigned in a class."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         setattr(owner, name, _Inherited(owner, name))
 
 
 derived: Final[Any] = _Derived()
-"""`jvp = derived` says that a rule is the one of the class above: what follows from the
-operator's graphs."""
+"""`jvp_rule = derived` says that a class inherits the rule of its base, which derives
+it from the operator's graphs."""
 
 
 class unsupported:
-    """`jvp_rule = unsupported("why")` says that there is no such rule, and why.
+    """`jvp_rule = unsupported("why")` says that a rule does not exist, and why.
 
-    Using it is an `UnsupportedRuleError`.
+    Calling it raises `UnsupportedRuleError`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -109,21 +109,21 @@ class RegionOperator:
     """An operator with graphs among its params: its regions.
 
     A node has args `(*lead, *symbols, *operands, *captures)`. All graphs of a node have
-    the same symbols and captures, in the same order. Its results share memory with
-    nothing. `signature` gives each arg and result a role, from which the rules follow
-    that a class does not define; the class says `jvp_rule = derived` then.
+    the same symbols and captures, in the same order. Its results share no memory with
+    other tensors. `signature` gives each arg and result a role, from which the rules
+    are derived that a class does not define; the class then says `jvp_rule = derived`.
 
     name       as users call it; by default that of the class: `MyOperator` is
                "my_operator"
-    lead       how many args come before the symbols (a predicate, an index)
-    droppable  whether a pass may take out results that nothing reads
-    is_call    whether a node means its one graph, run once on all of its args
-    transforms whether what a node lowers to has derivatives or batches of its graphs
-    counts_by_rows   whether only the rows of its stacks tell how many steps there were
-    options    of params that `infer` does not name, what values they take; one that
-               ends with `?` may be left out
-    version, upgrades   of what its nodes have; see `OpDef`
-    rule_graphs   the params that are graphs for derivatives alone, which no run takes
+    lead       the number of args before the symbols (a predicate, an index)
+    droppable  whether a pass may remove results that nothing reads
+    is_call    whether a node runs its one graph once, on all of its args
+    transforms whether the lowering of a node takes derivatives or batches of its graphs
+    counts_by_rows   whether only the rows of its stacks tell the number of steps
+    options    the types of params that `infer` does not name; a name that ends with `?`
+               is optional
+    version, upgrades   of the params of its nodes; see `OpDef`
+    rule_graphs   the params with graphs for derivatives alone, which are never run
     """
 
     name: ClassVar[str] = "operator"
@@ -154,23 +154,24 @@ class RegionOperator:
 
     # --- the entry ---
 
-    # `prepare(*args, **kwargs)` checks a user's arguments and flattens them, before
-    # anything runs; `trace(call)` traces the functions, binds a node and gives the
-    # results their structure; `run_debug(call)` runs the functions as they are.
+    # `prepare(*args, **kwargs)` checks a user's arguments and flattens them before
+    # anything runs; `trace(call)` traces the functions, binds a node and returns its
+    # results in their structure; `run_debug(call)` runs the functions themselves.
     prepare: Any = unsupported("derivatives alone make its nodes")
     trace: Any = unsupported("derivatives alone make its nodes")
     run_debug: Any = unsupported("derivatives alone make its nodes")
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Use the operator: in debug mode as plain Python, else traced and bound."""
+        """Use the operator: run it as Python in debug mode, else trace and bind it."""
         if (node := recorded(self, args, kwargs)) is not None:
             return node
         return self.use(lambda: self.prepare(*args, **kwargs))
 
     @deep_recursion()
     def use(self, prepare: Callable[[], Call]) -> Any:
-        """Run the call that `prepare` gives; on an error nothing is left in a trace."""
+        """Run the call that `prepare` returns; after an error the trace is
+        unchanged."""
         if debugging():
             return self.run_debug(prepare())
         with unchanged_on_error():
@@ -178,29 +179,29 @@ class RegionOperator:
 
     @property
     def declared(self) -> Callable[..., Any]:
-        """What has the parameters of a call."""
-        found: Callable[..., Any] = self.prepare
-        return found
+        """Return the function whose parameters are those of a call."""
+        function: Callable[..., Any] = self.prepare
+        return function
 
     def schema(self, *args: Any, **kwargs: Any) -> Schema:
-        """What a call takes and gives: names, types, what is written, structures.
+        """Return the schema of a call: names, types, written tensors, structures.
 
         Args:
-            args, kwargs: What the operator is called with; types (`hf.spec`) may stand
-                for tensors. Nothing runs: the functions are traced.
+            args, kwargs: The arguments of the call; types (`hf.spec`) may stand for
+                tensors. Nothing runs: the functions are traced.
         """
         return schema_of_call(self, args, kwargs, op=self, declared=self.declared)
 
     # --- rules ---
 
-    # `debug(*args, **params)` is the reference in plain Python: flat values in and out,
-    # functions for graphs; `args` are the lead and the operands. `infer(*types,
-    # **params)` gives the types of a node's results from those of its args, over the
-    # symbols of its graphs; `graph.regions` translates them. `functionalize(bodies)`
-    # turns writes in bodies to inputs into results; see `Written`. `lower(types, *args,
-    # **params)` gives the region of `loop_ir.kernels` that a node stands for, from its
-    # results' types and its args. `signature(node)` gives the role of each input and
-    # result; see `graph.regions`.
+    # `debug(*args, **params)` is the reference implementation in plain Python: flat
+    # values in and out, functions in place of graphs; `args` are the lead and the
+    # operands. `infer(*types, **params)` returns the types of a node's results from
+    # those of its args, in terms of the symbols of its graphs; `graph.regions`
+    # translates them. `functionalize(bodies)` turns writes to inputs of bodies into
+    # results; see `Written`. `lower(types, *args, **params)` returns the region of
+    # `loop_ir.kernels` that computes a node, from its results' types and its args.
+    # `signature(node)` returns the role of each input and result; see `graph.regions`.
     debug: Any = unsupported("each operator defines it")
     infer: Any = unsupported("each operator defines it")
     functionalize: Any = unsupported("each operator defines it")
@@ -213,7 +214,7 @@ class RegionOperator:
         args: Sequence[Role],
         results: Sequence[Role],
     ) -> dict[str, Any]:
-        """`params` for args and results of other roles: counts set anew."""
+        """Return `params` for args and results of other roles, with counts updated."""
         return params
 
     def batch_rule(
@@ -223,9 +224,10 @@ class RegionOperator:
         args: Sequence[Operand],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[bool]]:
-        """The results for `size` examples at once, and which of them are batched.
+        """Return the results for a batch of this size, and which of them are batched.
 
-        Batched args and results have the examples along axis 0; one arg at least is.
+        Batched args and results have the batch dimension first. At least one arg is
+        batched.
         """
         return batching.batch(self, size, batched, args, params)
 
@@ -235,12 +237,12 @@ class RegionOperator:
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        """The results of a node, and their tangents."""
+        """Return the results of a node, and their tangents."""
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
-            own = _symbols_first(self, operands, params)
+            args = _symbols_first(self, operands, params)
             return differentiate(
-                graph, own, _symbols_first(self, tangents, params), None
+                graph, args, _symbols_first(self, tangents, params), None
             )
         return region_jvp.jvp(self, operands, tangents, params)
 
@@ -250,25 +252,26 @@ class RegionOperator:
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
-        """The results, and a linear function from tangents of the operands (zero where
-        `tangents` are) to those of the results."""
+        """Return the results, and a linear function from tangents of the operands (zero
+        where `tangents` are) to those of the results."""
         graph = self.of_fixed_sizes(operands, params)
         if graph is not None:
-            own = _symbols_first(self, operands, params)
-            values, found = differentiate(
-                graph, own, _symbols_first(self, tangents, params), linear_of(tangents)
+            args = _symbols_first(self, operands, params)
+            values, result_dots = differentiate(
+                graph, args, _symbols_first(self, tangents, params), linear_of(tangents)
             )
-            return values, lambda _: found
+            return values, lambda _: result_dots
         return region_vjp.linearize(self, operands, tangents, params)
 
     def linear_part(
         self, params: dict[str, Any], results: Sequence[Value]
     ) -> tuple["RegionOperator", dict[str, Any]]:
-        """The operator that the linear part of this one is, and its params.
+        """Return the operator that computes the linear part of this one, and its
+        params.
 
         Args:
             params: Of this operator, with the linear graphs.
-            results: Of the other part, with the residuals.
+            results: Of the nonlinear part, with the residuals.
         """
         return self, params
 
@@ -278,21 +281,22 @@ class RegionOperator:
         operands: Sequence[Any],
         params: dict[str, Any],
     ) -> Sequence[Tangent | None]:
-        """The cotangents of the operands that are `Unknown`, in which a node made by
-        `linearize_rule` is linear; None for the others."""
+        """Return the cotangents of the operands that are `Unknown`, in which a node
+        made by `linearize_rule` is linear; None for the others."""
         return region_vjp.transpose_once(self, cotangents, operands, params)
 
     def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]
     ) -> Graph | None:
-        """What a node means, as a graph of its args, symbols first, whose operators
-        have derivatives: no step or branch of them changes a size. None: the node is
-        of that kind itself."""
+        """Return a graph of the args, symbols first, that computes the node with
+        operators that have derivatives, because no step or branch of theirs changes a
+        size. None: the node is such an operator itself."""
         return None
 
     def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
-        """Whether a node of these params has derivatives that do not follow from its
-        graphs: then a result that they return as it came is more than that operand."""
+        """Return True if derivatives of a node do not follow from its graphs. A result
+        that is an operand returned as it is may then not be replaced by that
+        operand."""
         return False
 
     # --- what interpreters call ---
@@ -300,8 +304,8 @@ class RegionOperator:
     def result_types(
         self, types: Sequence[TensorType], params: dict[str, Any]
     ) -> tuple[TensorType, ...]:
-        found: tuple[TensorType, ...] = self.infer(*types, **params)
-        return found
+        inferred: tuple[TensorType, ...] = self.infer(*types, **params)
+        return inferred
 
     def run_eager(
         self, args: Sequence[Operand], params: dict[str, Any]
@@ -316,10 +320,10 @@ class RegionOperator:
         params: dict[str, Any],
         evaluate: Evaluate = run_graph,
     ) -> tuple[Value, ...]:
-        """Run a node by interpreting its graphs: `debug` on them.
+        """Run a node by calling `debug` with interpreters of its graphs.
 
         Args:
-            evaluate: Gives the results of a graph.
+            evaluate: Returns the results of a graph.
         """
         parts = split_args(self, args, params)
 
@@ -334,7 +338,7 @@ class RegionOperator:
         return tuple(as_value(r) for r in results)
 
     def node_effects(self, params: dict[str, Any]) -> frozenset[str]:
-        """What a node of these params may do besides what its graphs do."""
+        """Return the effects of a node besides those of its graphs."""
         return self.effects
 
 
@@ -350,7 +354,7 @@ class Parts(NamedTuple):
 def split_args(
     op: RegionOperator, args: Sequence[Any], params: dict[str, Any]
 ) -> Parts:
-    """Args of a node: lead, symbols, operands, captures."""
+    """Return the args of a node: lead, symbols, operands, captures."""
     graph = graphs_of(params)[0]
     sections = [v.node.section for v in graph.inputs]
     first = op.lead + sections.count("symbol")
@@ -367,18 +371,18 @@ def _symbols_first(
 
 
 def graphs_of(params: dict[str, Any]) -> list[Graph]:
-    """The graphs among a node's params, in order."""
-    found: list[Graph] = []
+    """Return the graphs among a node's params, in order."""
+    graphs: list[Graph] = []
     for value in params.values():
         if isinstance(value, Graph):
-            found.append(value)
+            graphs.append(value)
         elif isinstance(value, tuple):
-            found += [item for item in value if isinstance(item, Graph)]
-    return found
+            graphs += [item for item in value if isinstance(item, Graph)]
+    return graphs
 
 
 def numbered(role: Role, start: int, count: int) -> tuple[Port, ...]:
-    """Ports of one role for args or results in a row."""
+    """Return ports of one role for consecutive args or results."""
     return tuple(Port(role, start + i) for i in range(count))
 
 
@@ -391,16 +395,16 @@ def run_interpreted(
     params: dict[str, Any],
     evaluate: Evaluate = run_graph,
 ) -> tuple[Value, ...]:
-    """The executor while there is no compiler: interpret the graphs.
+    """Run a node by interpreting its graphs: the executor in absence of a compiler.
 
     Results that may share memory with an operand or each other are copied.
     """
-    taken = {id(a) for a in args}
+    seen = {id(a) for a in args}
     results: list[Value] = []
     for value in op.interpret(args, params, evaluate):
         shared = not isinstance(value, EagerTensor) or value._storage is not None
-        results.append(own_copy(value) if shared or id(value) in taken else value)
-        taken.add(id(value))
+        results.append(own_copy(value) if shared or id(value) in seen else value)
+        seen.add(id(value))
     return tuple(results)
 
 
@@ -419,7 +423,7 @@ _modes: Final = _Modes()
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Within the block operators are run by the graph interpreter, not compiled."""
+    """Run operators in the block with the graph interpreter, without compilation."""
     before = _modes.interprets
     _modes.interprets = True
     try:
@@ -430,11 +434,11 @@ def interpreted() -> Iterator[None]:
 
 @contextmanager
 def debug() -> Iterator[None]:
-    """Within the block operators run as plain Python: breakpoints and prints work.
+    """Run operators in the block as plain Python, so that breakpoints and prints work.
 
-    Only eager calls are affected; what is traced or compiled stays so. Where only a
-    trace can tell the types, there is one: of all branches if the one that runs returns
-    a Python number, of the body of a loop that begins with one or takes no steps.
+    Only eager calls are affected, not traced or compiled ones. Where only a trace can
+    tell the types, there is one: of all branches if the one that runs returns a Python
+    number, and of the body of a loop whose carry contains one or that takes no steps.
     """
     before = _modes.debugs
     _modes.debugs = True
@@ -445,7 +449,7 @@ def debug() -> Iterator[None]:
 
 
 def debugging() -> bool:
-    """Whether operators are to run as plain Python here."""
+    """Return True if operators run as plain Python here."""
     return _modes.debugs and current().is_eager
 
 
@@ -456,24 +460,26 @@ def check_scalar(op: str, argument: str, type_: TensorType, kinds: str) -> None:
     """Check that a predicate (`kinds` "b") or an index ("iu") is a scalar.
 
     Args:
-        argument: What is checked, as the message names it: "`pred`".
+        argument: The name of the value in messages: "`pred`".
 
     Raises:
         PredicateError: it is not a scalar of such a dtype.
     """
     if type_.shape == () and type_.dtype.kind in kinds:
         return
-    what, remedy = "an integer scalar", "Convert it with `hf.astype`."
+    expected, remedy = "an integer scalar", "Convert it with `hf.astype`."
     if kinds == "b":
-        what = "a bool scalar (bool[])"
+        expected = "a bool scalar (bool[])"
         remedy = "Compare it with something: `x != 0`."
     if type_.shape != ():
         remedy = "Reduce it"
         remedy += " with `hf.all` or `hf.any`" if kinds == "b" else ""
         remedy += ", or use `hf.map` to decide for each element."
-    raise PredicateError(f"{op}: {argument} must be {what}, and is {type_}. {remedy}")
+    raise PredicateError(
+        f"{op}: {argument} must be {expected}, and is {type_}. {remedy}"
+    )
 
 
 def truth(value: Any) -> bool:
-    """A concrete predicate as a Python bool."""
+    """Return a concrete predicate as a Python bool."""
     return bool(getattr(value, "value", value))

@@ -1,4 +1,4 @@
-"""Masks of attention of which it is known what they keep of each block."""
+"""Attention masks that know which blocks of scores they keep."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from hopflow.errors import (
     ShapeError,
 )
 from hopflow.graph.types import TensorType
-from hopflow.hops.attention_blocks import EMPTY, FULL, PARTIAL, blocks_in, over
+from hopflow.hops.attention_blocks import EMPTY, FULL, PARTIAL, blocks_in, map_cells
 from hopflow.hops.base import check_scalar
 from hopflow.hops.map import map_
 from hopflow.hops.subgraphs import Function, flatten_results, require_callable
@@ -33,13 +33,13 @@ DEFAULT_BLOCK: Final = 128
 
 @dataclass(frozen=True, eq=False)
 class BlockMask:
-    """A mask, and what it keeps of each block; see `create_block_mask`.
+    """A mask, and the kind of each block of scores; see `create_block_mask`.
 
-    kinds       i8[b, h, n, m]: 0 where it keeps nothing of a block, 2 where all of it,
-                else 1; `b` and `h` may be 1 where it is the same for all
+    kinds       i8[b, h, n, m]: 0 where it keeps nothing of a block, 2 where it keeps
+                all, else 1; `b` and `h` may be 1 where all elements or heads are alike
     mask_mod    (b, h, q_idx, kv_idx) -> bool[]
-    block_size  how many queries, and how many keys, a block has
-    lengths     how many queries, and how many keys, there are
+    block_size  the number of queries, and the number of keys, of a block
+    lengths     the number of queries, and the number of keys
     """
 
     kinds: Any
@@ -48,7 +48,7 @@ class BlockMask:
     lengths: tuple[Size, Size]
 
     def sparsity(self) -> Any:
-        """The part of the blocks, in percent, that is skipped."""
+        """Return the percentage of blocks that are skipped."""
         return 100 * mean(astype(self.kinds == EMPTY, dtypes.float32))
 
 
@@ -56,19 +56,19 @@ def _flatten(mask: BlockMask) -> tuple[Sequence[Any], Any, Sequence[str]]:
     return (mask.kinds,), (mask.mask_mod, mask.block_size, mask.lengths), ("kinds",)
 
 
-def _unflatten(rest: Any, children: Iterable[Any]) -> BlockMask:
+def _unflatten(fields: Any, children: Iterable[Any]) -> BlockMask:
     [kinds] = children
-    return BlockMask(kinds, *rest)
+    return BlockMask(kinds, *fields)
 
 
 pytree.register(BlockMask, _flatten, _unflatten, by_name=True)
 
 
 def cell_function(role: str, fn: Any, *first: str) -> Function:
-    """A function that is called for one score.
+    """Return a function that is called for each score.
 
     Raises:
-        ArgumentTypeError: it is no function.
+        ArgumentTypeError: it is not a function.
     """
     require_callable("flex_attention", role, fn)
     names = (*first, "b", "h", "q_idx", "kv_idx")
@@ -76,7 +76,11 @@ def cell_function(role: str, fn: Any, *first: str) -> Function:
 
 
 def check_mask(op: str, function: Function, types: Sequence[TensorType]) -> None:
-    """Raises: PredicateError: a `mask_mod` has not returned one bool."""
+    """Check the result of a `mask_mod`.
+
+    Raises:
+        PredicateError: it is not one bool.
+    """
     if len(types) != 1:
         raise PredicateError(
             f"{op}: {function.label} must return one bool scalar (bool[]), "
@@ -88,11 +92,11 @@ def check_mask(op: str, function: Function, types: Sequence[TensorType]) -> None
 def check_fits(
     mask: Any, mask_mod: Any, shape: Sequence[Size], lengths: Sequence[Size]
 ) -> None:
-    """Check a block mask for results of a shape and as many queries and keys.
+    """Check that a block mask fits the shape of the results, and the lengths.
 
     Raises:
-        ArgumentTypeError: it is no `BlockMask`.
-        ArgumentValueError: there is a `mask_mod` beside it.
+        ArgumentTypeError: it is not a `BlockMask`.
+        ArgumentValueError: a `mask_mod` is passed beside it.
         ShapeError: it is for other sizes.
     """
     if not isinstance(mask, BlockMask):
@@ -105,13 +109,13 @@ def check_fits(
             "flex_attention: `block_mask` has a `mask_mod` of its own. Give one of "
             "the two."
         )
-    own = (*mask.kinds.shape[:2], *mask.lengths)
-    wanted = (*shape[:2], *lengths)
-    for i, (a, b) in enumerate(zip(own, wanted, strict=True)):
+    sizes = (*mask.kinds.shape[:2], *mask.lengths)
+    expected = (*shape[:2], *lengths)
+    for i, (a, b) in enumerate(zip(sizes, expected, strict=True)):
         if not (i < 2 and equals(a, 1)) and not equals(a, b):
             raise ShapeError(
                 "flex_attention: `block_mask` is for (examples, heads, queries, keys) "
-                f"{own}, and there are {wanted}. Make one for these sizes."
+                f"{sizes}, and there are {expected}. Make one for these sizes."
             )
 
 
@@ -124,21 +128,27 @@ def create_block_mask(
     *,
     BLOCK_SIZE: Any = DEFAULT_BLOCK,
 ) -> BlockMask:
-    """A mask for `flex_attention`, and what it keeps of each block of scores.
+    """Return a mask for `flex_attention` with the kind of each block of scores.
 
-    Where it keeps nothing of a block that is skipped, and where it keeps all of one it
-    is not asked again. It is worth keeping for several calls.
+    Blocks in which the mask keeps nothing are skipped, and in blocks that it keeps
+    entirely it is not evaluated again. The result can be reused for several calls.
 
     Args:
         mask_mod: (b, h, q_idx, kv_idx) -> bool[], all scalars: whether to keep a score.
-        B, H: How many examples and heads there are; None: it is the same for all.
-        Q_LEN, KV_LEN: How many queries and keys there are.
-        BLOCK_SIZE: How many queries and keys a block has: an int, or a pair.
+        B, H: The batch size and the number of heads; None: the mask does not depend on
+            them.
+        Q_LEN, KV_LEN: The numbers of queries and keys.
+        BLOCK_SIZE: The numbers of queries and keys in a block: an int, or a pair.
 
     Raises:
-        ArgumentTypeError: `mask_mod` is no function, a size no int.
-        ArgumentValueError: a size is negative, or that of blocks not positive.
-        PredicateError: `mask_mod` returns something else than one bool.
+        ArgumentTypeError: `mask_mod` is not a function, or a size is not an int.
+        ArgumentValueError: a size is negative, or a block size is not positive.
+        PredicateError: `mask_mod` does not return one bool.
+
+    >>> causal = lambda b, h, q_idx, kv_idx: q_idx >= kv_idx
+    >>> hf.create_block_mask(causal, None, None, 256, 256).kinds
+    Tensor([[[[1, 0],
+              [2, 1]]]], i8[1, 1, 2, 2])
     """
     name = "create_block_mask"
     function = cell_function("mask_mod", mask_mod)
@@ -155,23 +165,25 @@ def create_block_mask(
         kv = at % n_kv * size_kv + arange(size_kv)
         inside = logical_and(expand_dims(q < lengths[0], axis=1), kv < lengths[1])
         ends = minimum(q, lengths[0] - 1), minimum(kv, lengths[1] - 1)
-        kept = over(checked, head // heads, head % heads, *ends)
-        whole = all_of(logical_or(kept, logical_not(inside)))
-        some = any_of(logical_and(kept, inside))
-        return astype(where(whole, FULL, where(some, PARTIAL, EMPTY)), dtypes.int8)
+        kept = map_cells(checked, head // heads, head % heads, *ends)
+        keeps_all = all_of(logical_or(kept, logical_not(inside)))
+        keeps_some = any_of(logical_and(kept, inside))
+        return astype(
+            where(keeps_all, FULL, where(keeps_some, PARTIAL, EMPTY)), dtypes.int8
+        )
 
     def checked(*at: Any) -> Value:
-        found, _ = flatten_results(name, function, function(at))
-        check_mask(name, function, [x.type for x in found])
-        return as_value(found[0])
+        leaves, _ = flatten_results(name, function, function(at))
+        check_mask(name, function, [x.type for x in leaves])
+        return as_value(leaves[0])
 
     kinds = map_(kind, arange(batch * heads * n_q * n_kv))
     kinds = reshape(kinds, (batch, heads, n_q, n_kv))
     return BlockMask(kinds, mask_mod, block, lengths)
 
 
-def _block_size(name: str, given: Any) -> tuple[int, int]:
-    pair = given if isinstance(given, tuple | list) else (given, given)
+def _block_size(name: str, choice: Any) -> tuple[int, int]:
+    pair = choice if isinstance(choice, tuple | list) else (choice, choice)
     if len(pair) != 2:
         raise ArgumentValueError(
             f"{name}: `BLOCK_SIZE` must be an int or a pair, and has {len(pair)} sizes."
@@ -179,6 +191,6 @@ def _block_size(name: str, given: Any) -> tuple[int, int]:
     q, kv = (as_integer(name, "BLOCK_SIZE", n) for n in pair)
     if min(q, kv) < 1:
         raise ArgumentValueError(
-            f"{name}: `BLOCK_SIZE` must be positive, and is {given}."
+            f"{name}: `BLOCK_SIZE` must be positive, and is {choice}."
         )
     return q, kv

@@ -1,6 +1,6 @@
-"""What `cond` and `switch` share: functions of the same operands, one of which runs.
+"""Shared by `cond` and `switch`: functions of the same operands, one of which runs.
 
-And what calls share, which are branches without a choice.
+Also the base of calls, which are branches without a choice.
 """
 
 from collections.abc import Sequence
@@ -57,11 +57,12 @@ from hopflow.trace.tracer import Tracer, range_of
 
 
 class Traced(NamedTuple):
-    """Branches made graphs, and what a node of them passes and gives.
+    """The graphs of branches, and the inputs and results of a node of them.
 
-    results   how many of the node's results the user gets; the rest is what is written
-    targets   the caller's tensors that the rest is written to
-    ranges    where the results lie that are integers of no axes, as far as is known
+    results   the number of the node's results that the user gets; the others are
+              written
+    targets   the caller's tensors that these are written to
+    ranges    the ranges of the results that are 0-d integers, as far as is known
     """
 
     closed: Closed
@@ -75,8 +76,8 @@ class Traced(NamedTuple):
 class Branching(RegionOperator):
     """An operator that runs one of several branches on the same operands.
 
-    selector_role  the role of the arg that says which branch runs: "index" for its
-                   number, "predicate" for a bool, by which the first runs if it holds
+    selector_role  the role of the arg that selects the branch: "index" for its number,
+                   "predicate" for a bool, for which True selects the first
     runs           how often each branch runs
     """
 
@@ -87,10 +88,10 @@ class Branching(RegionOperator):
     def prepare_branches(
         self, selector: Any, branches: dict[str, tuple[str, Any]], operands: Any
     ) -> Call:
-        """A call whose functions are called as `fn(*operands)`.
+        """Return a call whose functions are called as `fn(*operands)`.
 
         Args:
-            branches: By the param's name the role (the argument) and the function.
+            branches: By the param's name, the name of the argument and the function.
         """
         for role, fn in branches.values():
             require_callable(self.name, role, fn)
@@ -103,7 +104,7 @@ class Branching(RegionOperator):
         return Call(self.name, [selector], flat, functions)
 
     def chosen(self, call: Call) -> str | None:
-        """The key of the function that runs, if that is known before."""
+        """Return the key of the function that runs, if the selector is a constant."""
         if not call.lead or not isinstance(call.lead[0], Constant):
             return None
         value = call.lead[0].value
@@ -112,11 +113,11 @@ class Branching(RegionOperator):
         ]
 
     def take(self, call: Call, key: str) -> Any:
-        """Call one function alone, as the `if` of Python does."""
+        """Call one function alone, as Python's `if` does."""
         function = Recorder(self.name, call.functions[key])
-        found = function(*map(as_value, call.operands))
+        results = function(*map(as_value, call.operands))
         assert function.spec is not None
-        return pytree.unflatten(function.spec, [own_copy(r) for r in found])
+        return pytree.unflatten(function.spec, [own_copy(r) for r in results])
 
     def run_debug(self, call: Call) -> Any:
         chosen = self.chosen(call)
@@ -125,11 +126,11 @@ class Branching(RegionOperator):
         recorders = {k: Recorder(self.name, f) for k, f in call.functions.items()}
         operands = [as_value(o) for o in call.operands]
         params = {**self.pack(recorders), **call.params}
-        found = self.debug(*call.lead, *operands, **params)
+        outputs = self.debug(*call.lead, *operands, **params)
         [spec] = [r.spec for r in recorders.values() if r.spec is not None]
-        results: list[Operand] = [own_copy(r) for r in found]
+        results: list[Operand] = [own_copy(r) for r in outputs]
         if len(recorders) > 1 and any(r.type.weak for r in results):
-            with suppress(TraceError):  # what cannot be traced has what types it has
+            with suppress(TraceError):  # untraceable functions keep their types
                 bodies = self.trace_bodies(call)
                 results = [
                     retyped(r, t.dtype, weak=t.weak)
@@ -138,7 +139,8 @@ class Branching(RegionOperator):
         return pytree.unflatten(spec, results)
 
     def pack(self, functions: dict[str, Any]) -> dict[str, Any]:
-        """Functions or graphs, by their keys in the call, as the params of a node."""
+        """Return functions or graphs, by their keys in the call, as params of a
+        node."""
         return functions
 
     def trace(self, call: Call) -> Any:
@@ -148,7 +150,7 @@ class Branching(RegionOperator):
         return self.finish(call, self.trace_branches(call))
 
     def finish(self, call: Call, traced: Traced) -> Any:
-        """Bind a node of traced branches; the results as the user gets them."""
+        """Bind a node of traced branches, and return its results to the user."""
         closed = traced.closed
         graphs = dict(zip(call.functions, closed.graphs, strict=True))
         args = [*call.lead, *closed.symbols, *call.operands, *closed.captures]
@@ -160,9 +162,9 @@ class Branching(RegionOperator):
         return pytree.unflatten(traced.spec, results[: traced.results])
 
     def trace_branches(self, call: Call) -> Traced:
-        """The graphs of the call's functions."""
+        """Return the graphs of the call's functions."""
         tracer = current()
-        if isinstance(tracer, Tracer):  # inputs in the order in which they are written
+        if isinstance(tracer, Tracer):  # so that inputs have the order of the arguments
             for operand in call.lead:
                 if not has_process(operand):
                     tracer.arg(operand)
@@ -178,7 +180,7 @@ class Branching(RegionOperator):
         return Traced(closed, first.spec, count, written, targets, ranges)
 
     def trace_bodies(self, call: Call) -> list[Body]:
-        """The call's functions, traced, with results of the same types."""
+        """Trace the call's functions, with results of the same types."""
         types = [o.type for o in call.operands]
         bodies = [
             trace_body(self.name, f"{self.name}/{key}", f, types, call.operands)
@@ -188,21 +190,21 @@ class Branching(RegionOperator):
         return bodies
 
     def unify(self, bodies: Sequence[Body]) -> None:
-        """Make all bodies return the same types, weak dtypes giving way; sizes may
-        differ where the trace can have a symbol for that of the body that runs.
+        """Make all bodies return the same types, where weak dtypes give way. Sizes may
+        differ if the trace can have a symbol for that of the body that runs.
 
         Raises:
-            StructureError, BranchTypeError: they differ beyond that.
+            StructureError, BranchTypeError: they differ in other ways.
         """
         first = bodies[0]
         for other in bodies[1:]:
             if other.spec != first.spec:
-                one, two = first.function, other.function
-                width = max(len(one.role), len(two.role))
+                left, right = first.function, other.function
+                width = max(len(left.role), len(right.role))
                 raise StructureError(
-                    f"{self.name}: {one.label} and {two.label} must return the same "
-                    f"structure.\n  {one.role:<{width}}  {shown(first.spec)}\n"
-                    f"  {two.role:<{width}}  {shown(other.spec)}\n"
+                    f"{self.name}: {left.label} and {right.label} must return the same "
+                    f"structure.\n  {left.role:<{width}}  {shown(first.spec)}\n"
+                    f"  {right.role:<{width}}  {shown(other.spec)}\n"
                     "Return the same containers with as many leaves (`*` is a leaf) "
                     "from each."
                 )
@@ -216,8 +218,8 @@ class Branching(RegionOperator):
         sizes = first.tracer.env is None
         for other in bodies[1:]:
             if leaves := mismatches(paths, first.types, other.types, sizes=sizes):
-                one, two = first.function, other.function
-                raise BranchTypeError(self.name, one.label, two.label, leaves)
+                left, right = first.function, other.function
+                raise BranchTypeError(self.name, left.label, right.label, leaves)
 
     # --- rules ---
 
@@ -228,7 +230,8 @@ class Branching(RegionOperator):
     export = derived
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
-        """A write in one branch is a result of all: the others return the old value."""
+        """Return a tensor that one branch writes to from all: the others return its old
+        value."""
         written = written_inputs(bodies)
         for body in bodies:
             tracer = body.tracer
@@ -240,12 +243,12 @@ class Branching(RegionOperator):
         return written
 
     def branch_types(self, branches: Sequence[Graph]) -> tuple[TensorType, ...]:
-        """The results' types, which all branches of a node must return.
+        """Return the types of the results, which must be the same for all branches.
 
-        A size in which they differ, or that they make, is a new symbol.
+        A size in which they differ, or that they compute, is a new symbol.
 
         Raises:
-            StructureError, BranchTypeError: they do not.
+            StructureError, BranchTypeError: they are not.
         """
         first = branches[0]
         rows = [first.out_types]
@@ -256,12 +259,12 @@ class Branching(RegionOperator):
                     f"return as many results, and return {len(first.outputs)} and "
                     f"{len(other.outputs)}."
                 )
-            found = out_types_like(other, first)
-            paths = [f"result[{i}]" for i in range(len(found))]
-            if leaves := mismatches(paths, first.out_types, found, sizes=False):
-                one, two = f"`{first.name}`", f"`{other.name}`"
-                raise BranchTypeError(self.name, one, two, leaves)
-            rows.append(found)
+            types = out_types_like(other, first)
+            paths = [f"result[{i}]" for i in range(len(types))]
+            if leaves := mismatches(paths, first.out_types, types, sizes=False):
+                left, right = f"`{first.name}`", f"`{other.name}`"
+                raise BranchTypeError(self.name, left, right, leaves)
+            rows.append(types)
         return merged_types(first, rows)
 
     def of_fixed_sizes(
@@ -271,11 +274,11 @@ class Branching(RegionOperator):
 
     def signature(self, node: Node) -> Signature:
         parts = split_args(self, node.args, node.params)
-        given = len(parts.operands) + len(parts.captures)
+        operands = len(parts.operands) + len(parts.captures)
         args = roles(
             (self.selector_role, self.lead),
             ("symbol", len(parts.symbols)),
-            ("operand", given),
+            ("operand", operands),
         )
         inputs = tuple(Port(role, i) for i, role in enumerate(args) if i >= self.lead)
         count = len(next(iter(node.graphs.values())).outputs)
@@ -293,11 +296,11 @@ class Branching(RegionOperator):
 
 
 class Calling(Branching):
-    """An operator that stands for its body.
+    """An operator that runs its body.
 
     It is called as `op(symbols; operands; captures; body, ...)`, with
 
-    body   Graph, (*symbols, *operands, *captures) -> results
+        body   Graph, (*symbols, *operands, *captures) -> results
     """
 
     lead = 0
@@ -319,31 +322,32 @@ class Calling(Branching):
 
 
 def _range_of(bodies: Sequence[Body], i: int) -> ValueRange:
-    """Where result `i` of the function that runs lies."""
+    """Return the range of result `i`, whichever function runs."""
     return reduce(or_, [range_of(b.outputs[i], b.tracer) for b in bodies])
 
 
 def merged_types(
     graph: Graph, rows: Sequence[Sequence[TensorType]]
 ) -> tuple[TensorType, ...]:
-    """The types of results, from those of each branch over the symbols of `graph`.
+    """Return the types of results, given those of each branch in the symbols of
+    `graph`.
 
-    Sizes that are the same in each branch are the same symbol, in all results.
+    Sizes that are equal in each branch get the same symbol, in all results.
     """
     if len(rows) == 1 and all([t.is_static for t in rows[0]]):
         return tuple(rows[0])
-    known = {v.node.symbol for v in graph.symbols}
-    made: dict[Any, Size] = {}
+    defined = {v.node.symbol for v in graph.symbols}
+    memo: dict[Any, Size] = {}
 
     def merged(sizes: Sequence[Size]) -> Size:
         first = sizes[0]
-        if all(same_size(first, n) for n in sizes) and known.issuperset(
+        if all(same_size(first, n) for n in sizes) and defined.issuperset(
             free_symbols(first)
         ):
             return first
         key = tuple([getattr(n, "expression", n) for n in sizes])
         allowed = reduce(or_, map(range_of_size, sizes))
-        return made.setdefault(key, size_of(Symbol("u", None, allowed)))
+        return memo.setdefault(key, size_of(Symbol("u", None, allowed)))
 
     columns = zip(*rows, strict=True)
     return tuple(

@@ -1,4 +1,4 @@
-"""`checkpoint`: a function of which reverse mode keeps what a policy says."""
+"""`checkpoint`: a function for which a policy chooses the residuals of reverse mode."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -19,7 +19,7 @@ from hopflow.zeros import LinearMap, Tangent
 
 
 def _has_dot(node: Node) -> bool:
-    """Whether a node is a product of matrices, or runs one."""
+    """Return True if a node is a matrix product, or its graphs contain one."""
     inner = (n for graph in node.graphs.values() for n in graph.nodes)
     return node.op is matmul_op or any(map(_has_dot, inner))
 
@@ -35,7 +35,7 @@ POLICIES: Final[dict[str, Policy]] = {
 class CheckpointCall(Calling):
     """`checkpoint(symbols; operands; captures; body, policy) -> results`
 
-    policy   which nodes of the body have their results kept: a name, or a function
+    policy   the nodes of the body whose results are saved: a name, or a function
     """
 
     name = "checkpoint"
@@ -59,9 +59,9 @@ class CheckpointCall(Calling):
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
         if self.of_fixed_sizes(operands, params) is not None:
-            found: tuple[Sequence[Value], LinearMap]
-            found = super().linearize_rule(operands, tangents, params)
-            return found
+            linearized: tuple[Sequence[Value], LinearMap]
+            linearized = super().linearize_rule(operands, tangents, params)
+            return linearized
         policy = params["policy"]
         keeps = POLICIES[policy] if isinstance(policy, str) else policy
         return region_vjp.linearize(self, operands, tangents, params, keeps)
@@ -73,24 +73,32 @@ CHECKPOINT = CheckpointCall()
 def checkpoint(
     f: Callable[..., Any], *, policy: str | Policy = "nothing"
 ) -> Callable[..., Any]:
-    """`f`, of which reverse mode keeps little and computes the rest again.
+    """Return `f`, for which reverse mode saves few residuals and recomputes the others.
 
-    The results are those of `f`, which is traced, as the functions of operators are:
-    its arguments that are no tensors or numbers are constants, and numbers are if `f`
-    decides by them or has to know them (`if n == 0`, `range(n)`).
+    The results are those of `f`, which is traced like the functions of operators: its
+    arguments other than tensors and numbers are constants, and so are numbers whose
+    values `f` needs (`if n == 0`, `range(n)`).
 
     Args:
-        f: A function of pytrees. It may read tensors of enclosing functions, which are
-            kept anyway, as the arguments are.
-        policy: What is kept of what `f` computes. "nothing"; "dots": the products of
-            matrices, and results of operators that compute such; "everything" that the
-            derivative reads; or a function from a node of the graph (`node.op.name`,
-            `node.results[0].type`) to whether its results are kept, which is asked of
-            the nodes of operators too.
+        f: A function of pytrees. It may read tensors of enclosing functions; these are
+            saved in any case, as the arguments are.
+        policy: The results to save. "nothing"; "dots": matrix products, and results of
+            operators that compute them; "everything" that the derivative reads; or a
+            function from a node of the graph (`node.op.name`, `node.results[0].type`)
+            to whether its results are saved, which is called for the nodes inside
+            operators too.
+
+    Returns:
+        A function that is called as `f` is.
 
     Raises:
-        ArgumentTypeError: `f` is no function, or `policy` is no policy.
+        ArgumentTypeError: `f` is not a function, or `policy` is neither a str nor a
+            function.
         ArgumentValueError: no policy has this name.
+
+    >>> f = hf.checkpoint(lambda x: hf.sin(hf.sin(x)))
+    >>> hf.grad(f)(0.0)
+    Tensor(1., f32[])
     """
     require_callable("checkpoint", "f", f)
     if isinstance(policy, str) and policy not in POLICIES:
@@ -114,4 +122,4 @@ def checkpoint(
 
         return numbers.call((args, kwargs), run)
 
-    return recordable(call, made=("checkpoint", f, {"policy": policy}))
+    return recordable(call, transform=("checkpoint", f, {"policy": policy}))

@@ -1,7 +1,7 @@
 """`cond`: run one of two subgraphs, chosen by a boolean scalar.
 
-`hops.branches.Branching` has what it shares with `switch`: tracing, types, writes and
-the signature, from which derivatives and batching follow as for every operator.
+`hops.branches.Branching` is shared with `switch`: tracing, types, writes and the
+signature, from which derivatives and batching are derived as for every operator.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,15 @@ class Cond(Branching):
 
     pred    bool[]
     then    Graph, (*symbols, *operands, *captures) -> results
-    else_   Graph, of the same inputs, with results of the types that `then` returns
+    else_   Graph, with the same inputs, and results of the same types
     """
 
     name = "cond"
     selector_role = "predicate"
 
     def prepare(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Call:
-        if isinstance(pred, SymBool) and (known := implied_truth(pred)) is not None:
-            pred = known
+        if isinstance(pred, SymBool) and (value := implied_truth(pred)) is not None:
+            pred = value
         selector = as_operand(self.name, 0, pred)
         check_scalar(self.name, "`pred`", selector.type, "b")
         branches = {"then": ("true_fn", true_fn), "else_": ("false_fn", false_fn)}
@@ -56,7 +56,7 @@ class Cond(Branching):
         then: Graph,
         else_: Graph,
     ) -> Branch:
-        return Branch(pred, (else_, then), inputs)  # by number: False is 0
+        return Branch(pred, (else_, then), inputs)  # False is index 0
 
 
 COND = Cond()
@@ -68,10 +68,10 @@ def cond(
     false_fn: Callable[..., Any],
     operands: Any = (),
 ) -> Any:
-    """`true_fn(*operands)` if `pred` holds, else `false_fn(*operands)`; see `Cond`.
+    """Call `true_fn(*operands)` if `pred` is True, else `false_fn(*operands)`.
 
     Args:
-        pred: bool[]. For a Python bool the other function is not called at all.
+        pred: bool[]. If it is a Python bool the other function is not called at all.
         true_fn, false_fn: Called with the operands: spread if they are a tuple, else as
             one argument. They may read and write tensors of enclosing functions, and
             return any pytree; both the same structure, ranks and dtypes (a Python
@@ -79,10 +79,18 @@ def cond(
             differ in a size, the result has a symbolic size that each run determines.
         operands: A pytree of tensors and numbers.
 
+    Returns:
+        The result of the function that runs.
+
     Raises:
-        ArgumentTypeError: an operand is no tensor or number, or a branch no function.
-        PredicateError: `pred` is no bool scalar.
+        ArgumentTypeError: an operand is not a tensor or number, or a branch not a
+            function.
+        PredicateError: `pred` is not a bool scalar.
         StructureError, BranchTypeError: the branches' results differ.
-        ResultTypeError: a branch returns what is no tensor or number.
+        ResultTypeError: a branch returns something other than tensors and numbers.
+
+    >>> x = hf.asarray(-2.0)
+    >>> hf.cond(x > 0, lambda x: x, lambda x: -x, (x,))
+    Tensor(2., f32[])
     """
     return COND(pred, true_fn, false_fn, operands)

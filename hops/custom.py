@@ -1,7 +1,7 @@
-"""`custom_jvp` and `custom_vjp`: functions that bring their own derivatives.
+"""`custom_jvp` and `custom_vjp`: functions with custom derivative rules.
 
-On a tape their rules run at once, on values. In a trace that may be differentiated
-later a call is a node of the function's graph, and of its rules': `rule_regions`.
+On a tape the rules run at once, on values. In a trace that may be differentiated later
+a call is a node with the graphs of the function and of its rules; see `rule_regions`.
 """
 
 import functools
@@ -69,14 +69,14 @@ from hopflow.zeros import Tangent, Unknown, Zero, instantiate, is_zero
 
 @dataclass(eq=False)
 class Use(Rules):
-    """A call of a function with rules: what it was given besides tensors.
+    """A call of a function with rules: its arguments, but for the tensors.
 
     function  the function
-    spec      the structure of the arguments that it is differentiated in
+    spec      the structure of the arguments that it may be differentiated in
     static    the other arguments, by position
-    types     those of the former
-    returns   the structure of what the function returns, and the types; None: unknown
-    made      the structure of what a rule has returned
+    types     of the leaves of the former
+    returns   the structure and the types of the function's results; None: unknown
+    returned  the structure of the results that a rule has returned
     """
 
     function: "_Custom"
@@ -84,7 +84,7 @@ class Use(Rules):
     static: dict[int, Any] = field(repr=False)
     types: list[TensorType]
     returns: tuple[Spec, Sequence[TensorType]] | None = None
-    made: Any = None
+    returned: Any = None
 
     def __post_init__(self) -> None:
         self.name, self.owner = self.function.name, self.function
@@ -108,25 +108,27 @@ class Use(Rules):
         return closes_over(self.label)
 
     def arguments(self, leaves: Sequence[Any]) -> list[Any]:
-        rest = iter(pytree.unflatten(self.spec, leaves))
+        dynamic = iter(pytree.unflatten(self.spec, leaves))
         count = self.spec.num_children + len(self.static)
         return [
-            self.static[i] if i in self.static else next(rest) for i in range(count)
+            self.static[i] if i in self.static else next(dynamic) for i in range(count)
         ]
 
     def results(self, tree: Any, operands: Sequence[Value]) -> list[Value]:
-        leaves, self.made = pytree.flatten(tree)
-        spec, fun = self.made, self.function.fun
-        found = (result_leaf(self.name, fun, spec, i, x) for i, x in enumerate(leaves))
-        values = list(map(as_value, found))
+        leaves, self.returned = pytree.flatten(tree)
+        spec, fun = self.returned, self.function.fun
+        results = (
+            result_leaf(self.name, fun, spec, i, x) for i, x in enumerate(leaves)
+        )
+        values = list(map(as_value, results))
         self.check(operands, values)
         return values
 
     def run(self, rule: Callable[..., Any], *args: Any) -> Any:
-        """What a rule returns.
+        """Return the result of a rule.
 
         Raises:
-            MutationError: it writes to what it has not made.
+            MutationError: it writes to a tensor that it has not created.
         """
         with own_writes_only(self._writes), self.closed():
             return run_below(lambda: rule(*args), self.below)
@@ -140,56 +142,62 @@ class Use(Rules):
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Say what it means that a rule or the function reads a tensor of a tape."""
+        """Explain the error that a rule or the function raises when it reads a tensor
+        of a tape."""
         try:
             yield
         except EscapedValueError as error:
             raise closes_over(self.label) from error
 
     def check(self, operands: Sequence[Value], values: Sequence[Value]) -> None:
-        """Check that a rule gives what the function returns.
+        """Check the results of a rule against those of the function.
 
         Raises:
-            StructureError, RuleTypeError: it does not.
+            StructureError, RuleTypeError: they differ.
         """
         if self.returns is not None:
-            label, found = f"a rule of `{self.function_name}`", (self.made, values)
-            check_rule(self.name, label, "the function", self.returns, operands, found)
+            label, results = (
+                f"a rule of `{self.function_name}`",
+                (self.returned, values),
+            )
+            check_rule(
+                self.name, label, "the function", self.returns, operands, results
+            )
 
-    def push(self, values: Sequence[Value], given: Sequence[Tangent]) -> Pushed:
+    def push(self, values: Sequence[Value], dots: Sequence[Tangent]) -> Pushed:
         if "jvp" not in self.offered:
             raise no_tangents(self.label)
         [rule], count = self.function.rules, len(self.types)
         if rule is None:
             raise DerivativeError(f"{self.label} has no rule. Set it with `defjvp`.")
         primals = pytree.unflatten(self.spec, values[:count])
-        tangents = pytree.unflatten(self.spec, map(instantiate, given[:count]))
-        found = self.run(rule, *self.static.values(), primals, tangents)
-        what = f"custom_jvp: the rule of `{self.function_name}`"
-        tree, tangent = as_pair(what, found, "tangent")
+        tangents = pytree.unflatten(self.spec, map(instantiate, dots[:count]))
+        pair = self.run(rule, *self.static.values(), primals, tangents)
+        label = f"custom_jvp: the rule of `{self.function_name}`"
+        tree, tangent = as_pair(label, pair, "tangent")
         results = self.results(tree, values)
-        return results, like("custom_jvp", "tangent", tangent, results, self.made)
+        return results, like("custom_jvp", "tangent", tangent, results, self.returned)
 
     def pull(self, values: Sequence[Value]) -> Pulled:
         forward, backward = self.function.rules
         if forward is None or backward is None:
             raise DerivativeError(f"{self.label} has no rules. Set them with `defvjp`.")
-        found = self.run(forward, *self.arguments(values[: len(self.types)]))
-        what = f"custom_vjp: the forward rule of `{self.function_name}`"
-        tree, kept = as_pair(what, found, "residuals")
+        pair = self.run(forward, *self.arguments(values[: len(self.types)]))
+        label = f"custom_vjp: the forward rule of `{self.function_name}`"
+        tree, residuals = as_pair(label, pair, "residuals")
         results = self.results(tree, values)
-        leaves, kept_spec = pytree.flatten(kept)
+        leaves, residuals_spec = pytree.flatten(residuals)
         static = [None if isinstance(x, Value) else x for x in leaves]
-        spec = self.made
+        spec = self.returned
 
         def pullback(
-            given: Sequence[Tangent],
+            float_cts: Sequence[Tangent],
             tensors: Sequence[Value],
             _arguments: Sequence[TensorType],
             types: Sequence[TensorType],
         ) -> list[Tangent]:
-            rest, cts = iter(tensors), iter(given)
-            own = [next(rest) if x is None else x for x in static]
+            saved, cts = iter(tensors), iter(float_cts)
+            filled = [next(saved) if x is None else x for x in static]
             cotangents = [
                 instantiate(next(cts) if is_differentiable(t) else Zero(t))
                 for t in types
@@ -197,7 +205,7 @@ class Use(Rules):
             trees = self.run(
                 backward,
                 *self.static.values(),
-                pytree.unflatten(kept_spec, own),
+                pytree.unflatten(residuals_spec, filled),
                 pytree.unflatten(spec, cotangents),
             )
             return self.cotangents(trees)
@@ -205,7 +213,8 @@ class Use(Rules):
         return results, [x for x in leaves if isinstance(x, Value)], pullback
 
     def cotangents(self, trees: Any) -> list[Tangent]:
-        """Those of the arguments `wrt`, by what the backward rule has returned."""
+        """Return the cotangents of the arguments `wrt` that the backward rule has
+        returned."""
         specs = self.spec.children()
         if not isinstance(trees, tuple | list) or len(trees) != len(specs):
             raise StructureError(
@@ -213,13 +222,13 @@ class Use(Rules):
                 f"a tuple of {len(specs)} cotangents, one for each argument, and "
                 f"returns {pytree.structure(trees)}."
             )
-        whole = [
+        filled = [
             pytree.unflatten(spec, [None] * spec.num_leaves) if tree is None else tree
             for tree, spec in zip(trees, specs, strict=True)
         ]
         values = list(map(Unknown, self.types))
-        found = like("custom_vjp", "cotangents", tuple(whole), values, self.spec)
-        return [found[k] for k in self.wrt]
+        cts = like("custom_vjp", "cotangents", tuple(filled), values, self.spec)
+        return [cts[k] for k in self.wrt]
 
 
 def closes_over(label: str) -> DerivativeError:
@@ -243,42 +252,43 @@ REFUSAL: Final = "its rules could not tell of that. Return the new value instead
 
 
 def _with_regions(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The params of a node of version 1, whose `use` had its rules as graphs by
-    themselves: of the symbols of `body` they had those that they read.
+    """Return the params of a node of version 1 in those of version 2.
 
-    name, function   of the decorator or operator, and of the function
-    active           which inputs the rules differentiate in
-    orders           how often derivatives may be taken
+    In version 1 a param `use` contained the graphs of the rules, each with the symbols
+    of `body` that it reads:
+
+    name, function of the decorator or operator, and of the function active the inputs
+    for which the rules give derivatives orders how often derivatives may be taken
     """
     body, use = params["body"], params["use"]
     inputs = body.inputs[len(body.symbols) :]
-    made: dict[str, Any] = {
+    upgraded: dict[str, Any] = {
         "body": body,
         "label": f"{use['name']}: `{use['function']}`",
         "results": len(body.outputs),
     }
     rules = {name: use[name] for name in CustomCall.rule_graphs if name in use}
     if not (rules and use["orders"]):
-        return made
+        return upgraded
     active = zip(inputs, use["active"], strict=True)
     wrt = [k for k, (v, on) in enumerate(active) if on and is_differentiable(v.type)]
     floats = [k for k, t in enumerate(body.out_types) if is_differentiable(t)]
-    made["wrt"] = tuple(wrt)
+    upgraded["wrt"] = tuple(wrt)
     if "jvp" in rules:
-        made["tangents"] = tuple(floats)
+        upgraded["tangents"] = tuple(floats)
     if "forward" in rules:
-        made["cotangents"] = tuple(range(len(wrt)))
+        upgraded["cotangents"] = tuple(range(len(wrt)))
     symbols = [var.node.symbol for var in body.symbols]
-    return made | {name: with_symbols(g, symbols) for name, g in rules.items()}
+    return upgraded | {name: with_symbols(g, symbols) for name, g in rules.items()}
 
 
 @final
 class CustomCall(Ruled, Calling):
     """`custom_call(symbols; operands; captures; body, label, results, ...) -> results`
 
-    label   the function, as messages name it: "custom_jvp: `f`"
+    label   the name of the function in messages: "custom_jvp: `f`"
 
-    Rules are among the other params; see `rule_regions`.
+    The other params describe rules; see `rule_regions`.
     """
 
     name = "custom_call"
@@ -309,7 +319,7 @@ class CustomCall(Ruled, Calling):
         return self.finish(call, traced._replace(closed=closed))
 
     def trace_bodies(self, call: Call) -> list[Body]:
-        """The function, to which its arguments are values."""
+        """Trace the function, whose arguments are values."""
         types = [o.type for o in call.operands]
         [(key, function)] = call.functions.items()
         return [trace_body(call.name, f"{self.name}/{key}", function, types)]
@@ -345,10 +355,10 @@ CUSTOM: Final = CustomCall()
 
 
 class _Custom(Transformed):
-    """What both decorators make: a function, called as it was before.
+    """A function with rules, which is called as it was before; base of both decorators.
 
-    offered  which rules there are: "jvp", "vjp"
-    checked  the kinds of arguments that its rules were compared with it for
+    offered  the rules that exist: "jvp", "vjp"
+    checked the kinds of arguments for which rules were checked against the function
     """
 
     name: str
@@ -385,20 +395,22 @@ class _Custom(Transformed):
             return node
         args = self._positional(args, kwargs)
         places = [self._place(n, len(args)) for n in self.static]
-        given = tuple(a for i, a in enumerate(args) if i not in places)
-        leaves, spec = pytree.flatten(given)
+        dynamic = tuple(a for i, a in enumerate(args) if i not in places)
+        leaves, spec = pytree.flatten(dynamic)
         operands = [
             as_default(as_operand(self.name, i, x)) for i, x in enumerate(leaves)
         ]
         static, types = {i: args[i] for i in places}, [o.type for o in operands]
         use = Use(self, spec, static, types)
         with using(interpreter_of(operands)):
-            here = current()
-            if here.is_eager:
-                own = use.arguments(apart(leaves))
-                return OwnWritesOnly(self.refusal, own).run(lambda: self.fun(*own))
-            if isinstance(here, Tape):
-                return self.on_tape(here, use, operands)
+            interpreter = current()
+            if interpreter.is_eager:
+                arguments = use.arguments(apart(leaves))
+                return OwnWritesOnly(self.refusal, arguments).run(
+                    lambda: self.fun(*arguments)
+                )
+            if isinstance(interpreter, Tape):
+                return self.on_tape(interpreter, use, operands)
             return CUSTOM(use, operands)
 
     def refusal(self, type_: TensorType) -> MutationError:
@@ -430,37 +442,37 @@ class _Custom(Transformed):
         """Run the rules on values, below the tape, which sees only the results."""
         pairs = [tape.current(o) for o in operands]
         linear = tape.linear
-        given = counted([t for _, t in pairs], linear)
+        dots = counted([t for _, t in pairs], linear)
         use.leave([tape])
-        with using(tape.parent), use.closed(), own_writes_only(self.refusal) as own:
+        with using(tape.parent), use.closed(), own_writes_only(self.refusal) as writes:
             leaves = [as_value(v) for v, _ in pairs]
             values: Sequence[Value]
             tangents: Sequence[Tangent]
-            if all(map(is_zero, given)):
+            if all(map(is_zero, dots)):
                 tree = use.run(self, *use.arguments(leaves))
                 values = use.results(tree, leaves)
                 tangents = [Zero(v.type) for v in values]
-            elif linear is None or not any(linear_tracers(given)):
-                values, tangents = use.push(leaves, given)
+            elif linear is None or not any(linear_tracers(dots)):
+                values, tangents = use.push(leaves, dots)
             else:
                 call = RuledCall(CUSTOM, {"rules": use}, (), leaves, ())
-                is_pushed = linear_of(given).pushed or "vjp" not in self.offered
+                is_pushed = linear_of(dots).pushed or "vjp" not in self.offered
                 rule = "jvp" if is_pushed else "vjp"
-                values, derivative = call.linearize(rule, given)
+                values, derivative = call.linearize(rule, dots)
                 with using(linear):
-                    tangents = derivative(given)
-            if not all(map(is_zero, given)):
+                    tangents = derivative(dots)
+            if not all(map(is_zero, dots)):
                 self.check_once(use, leaves, values)
-            values = [v if own.has_made(v) else copy(v) for v in values]
+            values = [v if writes.has_made(v) else copy(v) for v in values]
         names = zip(values, tangents, strict=True)
         results = [tape.given(v, t, "result") for v, t in names]
-        return pytree.unflatten(use.made, results)
+        return pytree.unflatten(use.returned, results)
 
     def check_once(
         self, use: Use, leaves: Sequence[Value], values: Sequence[Value]
     ) -> None:
-        """Check what a rule gives, where the function has not run: the first time for
-        arguments of a kind, if the function can be traced."""
+        """Check the results of a rule where the function has not run: once for each
+        kind of arguments, and only if the function can be traced."""
         key = use.spec, tuple([(x.type.dtype, x.type.ndim) for x in leaves])
         if key in self.checked:
             return
@@ -469,7 +481,7 @@ class _Custom(Transformed):
             with for_nothing():
                 [body] = CUSTOM.trace_bodies(CUSTOM.prepare(use, list(leaves)))
         except Exception:
-            return  # it may do what only values allow
+            return  # the function may need concrete values
         try:
             use.returns = body.spec, body.types
             use.check(leaves, values)
@@ -479,7 +491,7 @@ class _Custom(Transformed):
 
     @property
     def rules(self) -> tuple[Any, ...]:
-        """What a trace of the function depends on besides itself."""
+        """Return the rules; a trace of the function depends on them."""
         raise NotImplementedError
 
 
@@ -487,7 +499,7 @@ class _Custom(Transformed):
 
 
 class custom_jvp(_Custom):
-    """A decorator: a function with a rule of its own for tangents.
+    """A decorator for a function with a custom rule for tangents (forward mode).
 
         @hf.custom_jvp
         def f(x, y): ...
@@ -495,14 +507,27 @@ class custom_jvp(_Custom):
         @f.defjvp
         def _(primals, tangents): ...  # -> (result, tangent of the result)
 
-    The rule must be linear in the tangents; its transpose is what gradients take. It
-    may be differentiated itself.
+    The rule must be linear in the tangents; reverse mode transposes it. It may be
+    differentiated itself.
 
     Args:
-        fun: Takes and returns pytrees of tensors. Its arguments are values: what it
-            writes to them the caller does not see. It writes to nothing of outside.
-        nondiff_argnums: Positional arguments that are no tensors: the rule gets them
-            first, before `primals`.
+        fun: Takes and returns pytrees of tensors. Its arguments are values: the caller
+            does not see in-place writes to them. It may not write to captured tensors.
+        nondiff_argnums: The indices of positional arguments that are not tensors: they
+            are passed to the rule first, before `primals`.
+
+    Raises:
+        ArgumentTypeError: `fun` is not callable, or `nondiff_argnums` is not a tuple or
+            a list of ints.
+
+    >>> @hf.custom_jvp
+    ... def clipped(x):
+    ...     return hf.minimum(x, 1.0)
+    >>> @clipped.defjvp
+    ... def _(primals, tangents):
+    ...     return clipped(*primals), tangents[0]  # as if it did not clip
+    >>> hf.grad(clipped)(3.0)
+    Tensor(1., f32[])
     """
 
     name = "custom_jvp"
@@ -514,14 +539,14 @@ class custom_jvp(_Custom):
         return (self.rule,)
 
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Set the rule; also a decorator."""
+        """Set the rule, and return it: this is a decorator too."""
         require_callable("defjvp", "rule", rule)
         self.rule = rule
         return rule
 
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
-        """Set a rule for each argument: (t, result, *primals) -> what its tangent adds
-        to the result's. None: nothing."""
+        """Set a rule for each argument: (t, result, *primals) -> its contribution to
+        the tangent of the result. None contributes nothing."""
         for part in rules:
             if part is not None:
                 require_callable("defjvps", "rules", part)
@@ -548,7 +573,7 @@ def _tree_sum(a: Any, b: Any) -> Any:
 
 
 class custom_vjp(_Custom):
-    """A decorator: a function with a rule of its own for cotangents.
+    """A decorator for a function with a custom rule for cotangents (reverse mode).
 
         @hf.custom_vjp
         def f(x, y): ...
@@ -558,14 +583,26 @@ class custom_vjp(_Custom):
 
         f.defvjp(forward, backward)
 
-    Residuals are any pytree. A cotangent may be None, for zero. Such a function has no
-    forward derivative.
+    Residuals are any pytree. A cotangent may be None, which is zero. Such a function
+    has no forward derivative.
 
     Args:
-        fun: Takes and returns pytrees of tensors. Its arguments are values: what it
-            writes to them the caller does not see. It writes to nothing of outside.
-        nondiff_argnums: Positional arguments that are no tensors: `forward` gets them
-            in their places, `backward` first, before the residuals.
+        fun: Takes and returns pytrees of tensors. Its arguments are values: the caller
+            does not see in-place writes to them. It may not write to captured tensors.
+        nondiff_argnums: The indices of positional arguments that are not tensors: they
+            are passed to `forward` at their positions, and to `backward` first, before
+            the residuals.
+
+    Raises:
+        ArgumentTypeError: `fun` is not callable, or `nondiff_argnums` is not a tuple or
+            a list of ints.
+
+    >>> @hf.custom_vjp
+    ... def identity(x):
+    ...     return x
+    >>> identity.defvjp(lambda x: (x, None), lambda _, ct: (ct * 0.5,))
+    >>> hf.grad(identity)(3.0)
+    Tensor(0.5, f32[])
     """
 
     name = "custom_vjp"

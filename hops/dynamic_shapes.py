@@ -1,8 +1,8 @@
-"""Operators whose graphs make sizes, as operators of what is padded to the largest.
+"""Operators with dynamic shapes, padded to an upper bound.
 
-Derivatives are taken of these: so what is stacked for the backward pass of a loop has
-one size in each step, and the sizes of all steps are stacked with it; and what a branch
-leaves for its backward pass, and gets there, has a size that is known outside.
+Derivatives are taken of the padded operators. The residuals that a loop stacks then
+have the same shape in each step, and the sizes of all steps are stacked with them. The
+residuals of a branch, and the cotangents it gets, have sizes that are known outside.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,53 +33,58 @@ _NUMBER = TensorType(dtypes.int64)
 
 
 class Place(NamedTuple):
-    """A leaf of a carry, or a result; and an axis of it."""
+    """A leaf of a carry, or a result, and an axis of it."""
 
     leaf: int
     axis: int
 
 
 def changing_sizes(params: Mapping[str, Any]) -> dict[Symbol, Place]:
-    """The sizes of a loop's carry that steps change, and where one finds each."""
+    """Return the sizes of a loop's carry that steps change, and where each can be
+    read."""
     body: Graph = params["body"]
-    return _made(body, [v.type for v in body.operands[: params["num_carry"]]])
+    return _computed_sizes(body, [v.type for v in body.operands[: params["num_carry"]]])
 
 
-def _made(graph: Graph, types: Iterable[TensorType]) -> dict[Symbol, Place]:
-    """The sizes of tensors that no symbol of the graph is, and where one finds each."""
-    known = {v.node.symbol for v in graph.symbols}
-    found: dict[Symbol, Place] = {}
+def _computed_sizes(graph: Graph, types: Iterable[TensorType]) -> dict[Symbol, Place]:
+    """Return the sizes of tensors that are no input of the graph, and where each can be
+    read."""
+    defined = {v.node.symbol for v in graph.symbols}
+    places: dict[Symbol, Place] = {}
     for leaf, type_ in enumerate(types):
         for axis, size in enumerate(type_.shape):
             symbol = plain_symbol(size)
-            if symbol is not None and symbol not in known:
-                found.setdefault(symbol, Place(leaf, axis))
-    return found
+            if symbol is not None and symbol not in defined:
+                places.setdefault(symbol, Place(leaf, axis))
+    return places
 
 
 # --- loops ----------------------------------------------------------------------------
 
 
 def padded(op: RegionOperator, params: Mapping[str, Any]) -> Graph:
-    """What a node of a loop means, as a graph of its args, with one loop of padded
-    carries; before them it carries their sizes."""
+    """Return a graph of a node's args that computes a loop with one loop of padded
+    carries. The sizes are additional carries, before these."""
     body, count = params["body"], params["num_carry"]
     places = list(changing_sizes(params).values())
     tracer = Tracer(None, op.name, env=user_env())
     symbols = _symbols(tracer, body)
-    own = [v.type for v in body.operands]
-    operands = [tracer.operand(t, "x", _changing(t, tracer)) for t in own]
+    types = [v.type for v in body.operands]
+    operands = [tracer.operand(t, "x", _changing(t, tracer)) for t in types]
     captures = _captures(tracer, body)
     with using(tracer):
         args = [*symbols, *operands, *captures]
         sizes = _sizes(operands, places)
         limits = _limits(op, params, places, sizes, args)
         largest = dict(zip(changing_sizes(params), limits, strict=True))
-        passed = [
+        inputs = [
             *symbols,
             *(TracedTensor(tracer, tracer.symbol(s)) for s in free_symbols(*limits)),
             *sizes,
-            *(_pad(x, t, largest) for x, t in zip(operands[:count], own, strict=False)),
+            *(
+                _pad(x, t, largest)
+                for x, t in zip(operands[:count], types, strict=False)
+            ),
             *operands[count:],
             *captures,
         ]
@@ -90,10 +95,11 @@ def padded(op: RegionOperator, params: Mapping[str, Any]) -> Graph:
         }
         k = len(places)
         changed = {**params, **graphs, "num_carry": k + count}
-        results = bind(op, passed, changed)
+        results = bind(op, inputs, changed)
         last = _symbols_of(results[:k], largest)
         carry = [
-            _cut(x, t, last) for x, t in zip(results[k : k + count], own, strict=False)
+            _cut(x, t, last)
+            for x, t in zip(results[k : k + count], types, strict=False)
         ]
         return tracer.close([*carry, *results[k + count :]])
 
@@ -101,29 +107,29 @@ def padded(op: RegionOperator, params: Mapping[str, Any]) -> Graph:
 def _padded(
     graph: Graph, params: Mapping[str, Any], largest: Mapping[Any, Any]
 ) -> Graph:
-    """A graph of the loop for sizes, and carries that are padded."""
+    """Return a graph of the loop that takes sizes, and carries that are padded."""
     count, places = params["num_carry"], list(changing_sizes(params).values())
     tracer = Tracer(None, graph.name, env=user_env())
     symbols = _symbols(tracer, graph)
     for symbol in free_symbols(*largest.values()):
         tracer.define(symbol)
-    own = [v.type for v in graph.operands]
-    of_graph = _own_symbols(own, places)
+    types = [v.type for v in graph.operands]
+    of_graph = _symbols_at(types, places)
     limits = dict(zip(of_graph, largest.values(), strict=True))
     sizes = [tracer.operand(_NUMBER, "size") for _ in places]
-    full = [t.with_shape([substitute(n, limits) for n in t.shape]) for t in own]
+    full = [t.with_shape([substitute(n, limits) for n in t.shape]) for t in types]
     operands = [
         tracer.operand(t, v.node.name)
         for t, v in zip(full, graph.operands, strict=True)
     ]
     captures = _captures(tracer, graph)
     with using(tracer):
-        now = _symbols_of(sizes, limits)
-        given = [_cut(x, t, now) for x, t in zip(operands, own, strict=True)]
-        found = interpret(graph, [*symbols, *given, *captures], bind_again)
-        results = list(map(as_value, found))
+        actual = _symbols_of(sizes, limits)
+        inputs = [_cut(x, t, actual) for x, t in zip(operands, types, strict=True)]
+        outputs = interpret(graph, [*symbols, *inputs, *captures], bind_again)
+        results = list(map(as_value, outputs))
         if graph is params["body"]:
-            carry = zip(results[:count], own, strict=False)
+            carry = zip(results[:count], types, strict=False)
             results = [
                 *_sizes(results, places),
                 *(_pad(x, t, limits) for x, t in carry),
@@ -133,8 +139,8 @@ def _padded(
 
 
 def _symbols(tracer: Tracer, graph: Graph) -> list[Value]:
-    own = [v.node.symbol for v in graph.symbols if v.node.symbol is not None]
-    return [TracedTensor(tracer, tracer.define(s)) for s in own]
+    symbols = [v.node.symbol for v in graph.symbols if v.node.symbol is not None]
+    return [TracedTensor(tracer, tracer.define(s)) for s in symbols]
 
 
 def _captures(tracer: Tracer, graph: Graph) -> list[Value]:
@@ -144,13 +150,13 @@ def _captures(tracer: Tracer, graph: Graph) -> list[Value]:
     ]
 
 
-def _own_symbols(types: Sequence[TensorType], places: Sequence[Place]) -> list[Symbol]:
-    """The symbols that a graph has for the sizes at these places."""
+def _symbols_at(types: Sequence[TensorType], places: Sequence[Place]) -> list[Symbol]:
+    """Return the symbols of a graph for the sizes at these places."""
     return [free_symbols(types[p.leaf].shape[p.axis])[0] for p in places]
 
 
 def _changing(type_: TensorType, tracer: Tracer) -> dict[int, Size]:
-    """The axes of an input that bring forth symbols of their own."""
+    """Return the axes of an input whose sizes define new symbols."""
     return {
         axis: size
         for axis, size in enumerate(type_.shape)
@@ -159,11 +165,11 @@ def _changing(type_: TensorType, tracer: Tracer) -> dict[int, Size]:
 
 
 def _sizes(carry: Sequence[Value], places: Sequence[Place]) -> list[Value]:
-    """The sizes of a carry, as tensors."""
+    """Return the sizes of a carry as tensors."""
     sizes = [carry[p.leaf].type.shape[p.axis] for p in places]
-    here = current()
+    interpreter = current()
     return [
-        astype(here.value_of(n) if isinstance(n, SymInt) else n, dtypes.int64)
+        astype(interpreter.value_of(n) if isinstance(n, SymInt) else n, dtypes.int64)
         for n in sizes
     ]
 
@@ -171,7 +177,8 @@ def _sizes(carry: Sequence[Value], places: Sequence[Place]) -> list[Value]:
 def _symbols_of(
     sizes: Sequence[Value], largest: Mapping[Symbol, Size]
 ) -> dict[Symbol, Size]:
-    """Sizes that tensors hold, for the symbols that they are of."""
+    """Return the symbols for sizes that tensors contain, by the symbols they
+    replace."""
     pairs = zip(sizes, largest.items(), strict=True)
     return {
         symbol: current().symbol_of(size, symbol.range.low, most)
@@ -186,7 +193,8 @@ def _limits(
     sizes: Sequence[Value],
     args: Sequence[Value],
 ) -> list[Size]:
-    """The largest that each size may be; or is, as the loop itself finds."""
+    """Return an upper bound for each size, or the largest size, which the loop itself
+    computes."""
 
     def measured() -> Sequence[Value]:
         graphs = {
@@ -195,29 +203,30 @@ def _limits(
             if isinstance(value, Graph)
         }
         first = len(params["body"].symbols)
-        passed = [*args[:first], *sizes, *map(stop_gradient, args[first:])]
+        inputs = [*args[:first], *sizes, *map(stop_gradient, args[first:])]
         count = len(places) + params["num_carry"]
-        return bind(op, passed, {**params, **graphs, "num_carry": count})
+        return bind(op, inputs, {**params, **graphs, "num_carry": count})
 
     return _largest(changing_sizes(params), measured)
 
 
 def _measuring(graph: Graph, places: Sequence[Place], *, is_body: bool) -> Graph:
-    """A graph of the loop with more carries, the first: the largest sizes so far."""
+    """Return a graph of the loop that carries the largest sizes so far, before the
+    carry."""
     graph = clone(graph)
-    rest = graph.inputs[len(graph.symbols) :]
+    others = graph.inputs[len(graph.symbols) :]
     largest = [graph.add_input(_NUMBER, "largest") for _ in places]
-    graph.inputs = [*graph.symbols, *largest, *rest]
+    graph.inputs = [*graph.symbols, *largest, *others]
     if is_body:
-        found = []
+        maxima = []
         for var, place in zip(largest, places, strict=True):
             [out], axis = [graph.outputs[place.leaf]], {"axis": place.axis}
             [size] = graph.call(dim_size, [out], axis, [SYMBOL_TYPE]).results
-            [more] = graph.call(
+            [larger] = graph.call(
                 OPERATIONS["maximum"], [var, size], {}, [_NUMBER]
             ).results
-            found.append(more)
-        graph.outputs = (*found, *graph.outputs)
+            maxima.append(larger)
+        graph.outputs = (*maxima, *graph.outputs)
     return graph
 
 
@@ -227,32 +236,32 @@ def _measuring(graph: Graph, places: Sequence[Place], *, is_body: bool) -> Graph
 def padded_branches(
     op: RegionOperator, operands: Sequence[Operand], params: dict[str, Any]
 ) -> Graph | None:
-    """What a node means whose branches make sizes of results, as a graph of its args
-    with one node whose results are padded; before them it gives the sizes. None: they
-    make none."""
+    """Return a graph of a node's args for branches that compute sizes of results: one
+    node whose results are padded, preceded by their sizes. None: they compute no
+    sizes."""
     like = graphs_of(params)[0]
     types = op.result_types([o.type for o in operands], params)
-    made = _made(like, types)
-    if not made:
+    computed = _computed_sizes(like, types)
+    if not computed:
         return None
-    places, count = list(made.values()), len(made)
+    places, count = list(computed.values()), len(computed)
     tracer = Tracer(None, op.name, env=user_env())
     symbols = _symbols(tracer, like)
     lead = [tracer.operand(o.type, "lead") for o in operands[: op.lead]]
-    rest: list[Value] = [tracer.operand(v.type, v.node.name) for v in like.operands]
-    rest += _captures(tracer, like)
+    inputs: list[Value] = [tracer.operand(v.type, v.node.name) for v in like.operands]
+    inputs += _captures(tracer, like)
 
     def sizes(results: Sequence[Value]) -> list[Value]:
         return _sizes(results, places)
 
     def measured() -> Sequence[Value]:
         graphs = map_graphs(params, lambda g: _silent(_branch(g, like, (), sizes)))
-        return bind(op, [*lead, *symbols, *map(stop_gradient, rest)], graphs)
+        return bind(op, [*lead, *symbols, *map(stop_gradient, inputs)], graphs)
 
     with using(tracer):
-        limits = _largest(made, measured)
-        largest = dict(zip(made, limits, strict=True))
-        given = free_symbols(*limits)
+        limits = _largest(computed, measured)
+        largest = dict(zip(computed, limits, strict=True))
+        bound_symbols = free_symbols(*limits)
 
         def full(results: Sequence[Value]) -> list[Value]:
             pairs = zip(results, types, strict=True)
@@ -261,12 +270,12 @@ def padded_branches(
                 *(_pad(_fitted(x, t, largest), t, largest) for x, t in pairs),
             ]
 
-        more = [TracedTensor(tracer, tracer.symbol(s)) for s in given]
-        graphs = map_graphs(params, lambda g: _branch(g, like, given, full))
-        found = bind(op, [*lead, *symbols, *more, *rest], graphs)
-        now = _symbols_of(found[:count], largest)
-        pairs = zip(found[count:], types, strict=True)
-        return tracer.close([_cut(x, t, now) for x, t in pairs])
+        extra = [TracedTensor(tracer, tracer.symbol(s)) for s in bound_symbols]
+        graphs = map_graphs(params, lambda g: _branch(g, like, bound_symbols, full))
+        outputs = bind(op, [*lead, *symbols, *extra, *inputs], graphs)
+        actual = _symbols_of(outputs[:count], largest)
+        pairs = zip(outputs[count:], types, strict=True)
+        return tracer.close([_cut(x, t, actual) for x, t in pairs])
 
 
 def _branch(
@@ -275,8 +284,8 @@ def _branch(
     symbols: Collection[Symbol],
     results: Callable[[Sequence[Value]], Sequence[Value]],
 ) -> Graph:
-    """A branch with other results, that are made of its own; it takes what `like` does,
-    the first of them all, and more symbols."""
+    """Return a branch with other results, computed from its own. It has the inputs of
+    `like`, the first of the branches, and more symbols."""
     tracer = Tracer(None, graph.name, env=user_env())
     inputs = _symbols(tracer, like)
     for symbol in symbols:
@@ -284,12 +293,13 @@ def _branch(
     inputs += [tracer.operand(v.type, v.node.name) for v in like.operands]
     inputs += _captures(tracer, like)
     with using(tracer):
-        found = interpret(graph, inputs, bind_again)
-        return tracer.close(results(list(map(as_value, found))))
+        outputs = interpret(graph, inputs, bind_again)
+        return tracer.close(results(list(map(as_value, outputs))))
 
 
 def _silent(graph: Graph) -> Graph:
-    """What the results of a graph need, which is computed once more."""
+    """Return the graph reduced to its results, for a second evaluation without
+    effects."""
     eliminate_dead_code(graph, with_effects=True)
     return silent(graph)
 
@@ -300,7 +310,7 @@ def _silent(graph: Graph) -> Graph:
 def _largest(
     sizes: Iterable[Symbol], measured: Callable[[], Sequence[Value]]
 ) -> list[Size]:
-    """The largest that each size may be; where nobody knows that, what is measured."""
+    """Return an upper bound of each size; without one, its measured maximum."""
     bounds = [s.range.high for s in sizes]
     if inf not in bounds:
         return [int(n) for n in bounds]
@@ -311,7 +321,7 @@ def _largest(
 
 
 def _pad(x: Value, type_: TensorType, largest: Mapping[Symbol, Size]) -> Value:
-    """A leaf of a carry, with zeros behind it."""
+    """Return a leaf of a carry, padded with zeros."""
     if largest.keys().isdisjoint(free_symbols(*type_.shape)):
         return x
     shape = tuple([substitute(n, largest) for n in type_.shape])
@@ -321,15 +331,15 @@ def _pad(x: Value, type_: TensorType, largest: Mapping[Symbol, Size]) -> Value:
 
 
 def _fitted(x: Value, type_: TensorType, largest: Mapping[Symbol, Size]) -> Value:
-    """A branch's result; no more of it than is measured, as that of a branch which does
-    not run may be larger."""
-    room = [substitute(n, largest) for n in type_.shape]
-    shape = tuple(map(smaller, x.type.shape, room))
+    """Return a branch's result, sliced to the measured sizes: those of a branch that
+    does not run may be larger."""
+    limits = [substitute(n, largest) for n in type_.shape]
+    shape = tuple(map(smaller, x.type.shape, limits))
     return as_value(sliced(x, (0,) * len(shape), shape, (1,) * len(shape)))
 
 
 def _cut(x: Value, type_: TensorType, sizes: Mapping[Symbol, Size]) -> Value:
-    """What was padded."""
+    """Return a tensor without its padding."""
     if sizes.keys().isdisjoint(free_symbols(*type_.shape)):
         return x
     shape = tuple([substitute(n, sizes) for n in type_.shape])

@@ -1,4 +1,4 @@
-"""`flex_attention`: attention of scores that a function changes. All its rules."""
+"""`flex_attention`: attention with a user's score and mask functions; its rules."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -26,9 +26,9 @@ from hopflow.graph.types import TensorType
 from hopflow.hops.attention_blocks import (
     EMPTY,
     PARTIAL,
+    as_graph,
     attend,
     blocks_in,
-    meaning,
     score_dtype,
     sums,
 )
@@ -77,17 +77,18 @@ class FlexAttention(RegionOperator):
 
     q, k, v  T[b, h, l, e], T[b, h / group, s, e], T[b, h / group, s, w]
     scale    S[], where S is the dtype of scores: f64 if T is that, else f32
-    kinds    i8[b, h, n, m]: of each block what the mask keeps; may be left out
+    kinds    i8[b, h, n, m]: whether the mask keeps none, some or all of a block;
+             optional
     score    Graph, (*symbols, score, b, h, q_idx, kv_idx, *captures) -> S[]
     mask     Graph, (*symbols, b, h, q_idx, kv_idx, *captures) -> bool[]; None: all True
-    block    how many queries, and how many keys, a block has
-    group    how many heads of queries share one of keys
+    block    the number of queries, and the number of keys, of a block
+    group    the number of query heads that share one head of keys
     shape    of `y`: T[b, h, l, w]
     lse      S[b, h, l]: the logarithm of the sum of the exponentials of scores
     """
 
     name = "flex_attention"
-    droppable = False  # the mods are asked for cells, and read none of the operands
+    droppable = False  # regions compute single scores, and read none of the operands
     transforms = True
 
     def prepare(
@@ -126,15 +127,15 @@ class FlexAttention(RegionOperator):
 
         def score(*inputs: Any) -> list[Value]:
             function = call.functions["score"]
-            found = Recorder(self.name, function, True, _REFUSAL)(*inputs)
-            _check_score(function, [x.type for x in found], dtype)
-            return [astype(found[0], dtype)]
+            results = Recorder(self.name, function, True, _REFUSAL)(*inputs)
+            _check_score(function, [x.type for x in results], dtype)
+            return [astype(results[0], dtype)]
 
         def mask(*inputs: Any) -> Sequence[Value]:
             function = call.functions["mask"]
-            found = Recorder(self.name, function, True, _REFUSAL)(*inputs)
-            check_mask(self.name, function, [x.type for x in found])
-            return found
+            results = Recorder(self.name, function, True, _REFUSAL)(*inputs)
+            check_mask(self.name, function, [x.type for x in results])
+            return results
 
         has_mask = "mask" in call.functions
         params = {**call.params, "score": score, "mask": mask if has_mask else None}
@@ -177,25 +178,25 @@ class FlexAttention(RegionOperator):
         group: int,
         shape: tuple[int, ...],
     ) -> tuple[Any, ...]:
-        """The softmax of each query's scores, which are made one after the other."""
+        """Compute the softmax of each query's scores one after the other."""
 
-        def kept(at: tuple[int, ...]) -> bool:
+        def is_kept(at: tuple[int, ...]) -> bool:
             b, h, i, j = at
             kind = PARTIAL
             if kinds:
-                [of_block] = kinds
-                kind = int(of_block[b, h, i // block[0], j // block[1]])
+                [block_kinds] = kinds
+                kind = int(block_kinds[b, h, i // block[0], j // block[1]])
             if mask is None or kind != PARTIAL:
                 return kind != EMPTY
             return truth(as_value(mask(*map(_position, at))[0]))
 
         def cell(*at: int) -> Any:
             b, h, i, j = at
-            if not kept(at):
+            if not is_kept(at):
                 return full((), -inf, dtype=scale.dtype)
             x, y = q[b, h, i], k[b, h // group, j]
-            found = astype(x, scale.dtype) @ astype(y, scale.dtype) * scale
-            return score(found, *map(_position, at))[0]
+            dot = astype(x, scale.dtype) @ astype(y, scale.dtype) * scale
+            return score(dot, *map(_position, at))[0]
 
         rows = []
         for b, h, i in product(*map(range, shape[:3])):
@@ -226,7 +227,7 @@ class FlexAttention(RegionOperator):
         return refuse_writes(bodies, _REFUSAL)
 
     def lower(self, types: Any, *args: Any, **params: Any) -> Inline:
-        graph, sizes = meaning(attend, args, params)
+        graph, sizes = as_graph(attend, args, params)
         return Inline(graph, (*sizes, *args))
 
     def batch_rule(
@@ -236,7 +237,7 @@ class FlexAttention(RegionOperator):
         args: Sequence[Operand],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[bool]]:
-        """A map over the examples: the mods know the axes of one."""
+        """Map over the batch, since the functions take the indices of one element."""
         return each_example(self, size, batched, args, params)
 
     def jvp_rule(
@@ -246,8 +247,8 @@ class FlexAttention(RegionOperator):
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
         values = bind_again(self, operands, params)
-        found = _tangents(values[1], operands, tangents, params, None)
-        return values, _of_mean(values, found)
+        sum_dots = _sum_tangents(values[1], operands, tangents, params, None)
+        return values, _result_tangents(values, sum_dots)
 
     def linearize_rule(
         self,
@@ -257,8 +258,8 @@ class FlexAttention(RegionOperator):
     ) -> tuple[Sequence[Value], LinearMap]:
         linear = linear_of(tangents)
         values = bind_again(self, operands, params)
-        found = _tangents(values[1], operands, tangents, params, linear)
-        return values, lambda _: _of_mean(values, found)
+        sum_dots = _sum_tangents(values[1], operands, tangents, params, linear)
+        return values, lambda _: _result_tangents(values, sum_dots)
 
     transpose_rule = derived
     export = derived
@@ -294,32 +295,32 @@ _REFUSAL: Final = (
 )
 
 
-def _tangents(
+def _sum_tangents(
     lse: Value,
     operands: Sequence[Operand],
     tangents: Sequence[Tangent],
     params: dict[str, Any],
     linear: Interpreter | None,
 ) -> Sequence[Tangent]:
-    """The tangents of `sums`, where `lse` is fixed."""
-    graph, symbols = meaning(sums, operands, params, lse)
+    """Return the tangents of `sums` with `lse` held constant."""
+    graph, symbols = as_graph(sums, operands, params, lse)
     sizes = list(map(current().value_of, symbols))
     zeros = [Zero(n.type) for n in sizes]
-    values, given = [*sizes, *operands, lse], [*zeros, *tangents, Zero(lse.type)]
-    return differentiate(graph, values, given, linear)[1]
+    values, dots = [*sizes, *operands, lse], [*zeros, *tangents, Zero(lse.type)]
+    return differentiate(graph, values, dots, linear)[1]
 
 
-def _of_mean(
-    values: Sequence[Value], found: Sequence[Tangent]
+def _result_tangents(
+    values: Sequence[Value], sum_dots: Sequence[Tangent]
 ) -> tuple[Tangent, Tangent]:
-    """The tangents of the results from those of `sums`: a mean is a sum of weighted
-    values over one of weights, which is 1."""
-    mean, (total, weighted) = values[0], found
-    whole = instantiate(weighted)
+    """Return the tangents of the results from those of `sums`: a mean is a sum of
+    weighted values over the sum of weights, which is 1."""
+    mean, (total, weighted) = values[0], sum_dots
+    dot = instantiate(weighted)
     if not is_zero(total):
-        known = expand_dims(instantiate(total), axis=3)
-        whole = whole - known * astype(mean, total.type.dtype)
-    return astype(whole, mean.dtype), total
+        total_dot = expand_dims(instantiate(total), axis=3)
+        dot = dot - total_dot * astype(mean, total.type.dtype)
+    return astype(dot, mean.dtype), total
 
 
 def _position(n: int) -> Value:
@@ -327,7 +328,8 @@ def _position(n: int) -> Value:
 
 
 def _mean(scores: Sequence[Any], values: Any) -> tuple[Value, Value]:
-    """The mean of values by the softmax of scores, and the logarithm of its divisor."""
+    """Return the mean of values by the softmax of scores, and the logarithm of its
+    divisor."""
     if not scores:
         return zeros(values.shape[1:], dtype=values.dtype), full(
             (), -inf, dtype=values.dtype
@@ -348,31 +350,35 @@ def _unchanged(score: Any, *_: Any) -> Any:
 
 
 def _check_score(function: Function, types: Sequence[TensorType], dtype: DType) -> None:
-    """Raises: ScoreTypeError: a `score_mod` has not returned one score."""
-    wanted = TensorType(dtype)
+    """Check the result of a `score_mod`.
+
+    Raises:
+        ScoreTypeError: it is not one score.
+    """
+    expected = TensorType(dtype)
     is_one = len(types) == 1 and types[0].shape == ()
-    if is_one and (types[0].dtype is dtype or fits(wanted, types[0])):
+    if is_one and (types[0].dtype is dtype or fits(expected, types[0])):
         return
     raise ScoreTypeError(
-        f"flex_attention: {function.label} must return one score, {wanted}, and "
+        f"flex_attention: {function.label} must return one score, {expected}, and "
         f"returns {', '.join(map(str, types)) or 'nothing'}. It is called for each "
         "score by itself; convert what it returns with `hf.astype`."
     )
 
 
 def _checked(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[Any, ...]:
-    """The tensors, of as many examples each; the shape of the result; and how many
-    heads share one of keys.
+    """Return the tensors, of the same batch size; the shape of the result; and the
+    number of query heads that share one head of keys.
 
     Raises:
         ArgumentTypeError, DTypeError, ShapeError: they do not fit each other.
     """
     name = FLEX_ATTENTION.name
-    given = {
+    operands = {
         key: as_operand(name, key, x) for key, x in zip("qkv", (q, k, v), strict=True)
     }
-    shown = ", ".join(f"`{key}` {x.type}" for key, x in given.items())
-    q, k, v = given.values()
+    shown = ", ".join(f"`{key}` {x.type}" for key, x in operands.items())
+    q, k, v = operands.values()
     if any(x.type.ndim != 4 for x in (q, k, v)):
         raise ShapeError(
             f"{name}: `q`, `k` and `v` must have four axes (examples, heads, positions "
@@ -385,44 +391,46 @@ def _checked(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[Any, ...]:
             "Convert them with `hf.astype`."
         )
 
-    def agree(a: Size, b: Size, what: str) -> None:
+    def check_equal(a: Size, b: Size, requirement: str) -> None:
         if not equals(a, b):
-            raise ShapeError(f"{name}: {what}, and the operands are {shown}.")
+            raise ShapeError(f"{name}: {requirement}, and the operands are {shown}.")
 
-    agree(q.shape[3], k.shape[3], "`q` and `k` must have as many features")
-    agree(k.shape[2], v.shape[2], "`k` and `v` must have as many positions")
-    agree(k.shape[1], v.shape[1], "`k` and `v` must have as many heads")
-    agree(k.shape[0], v.shape[0], "`k` and `v` must have as many examples")
+    check_equal(q.shape[3], k.shape[3], "`q` and `k` must have as many features")
+    check_equal(k.shape[2], v.shape[2], "`k` and `v` must have as many positions")
+    check_equal(k.shape[1], v.shape[1], "`k` and `v` must have as many heads")
+    check_equal(k.shape[0], v.shape[0], "`k` and `v` must have as many examples")
     batch, heads, length, _ = q.shape
-    own = k.shape[1]
+    kv_heads = k.shape[1]
     if not equals(batch, k.shape[0]):
-        agree(k.shape[0], 1, "`k` and `v` must have as many examples as `q`, or one")
+        check_equal(
+            k.shape[0], 1, "`k` and `v` must have as many examples as `q`, or one"
+        )
         k, v = (broadcast_to(x, (batch, *x.shape[1:])) for x in (k, v))
     group = 1
-    if not equals(heads, own):
-        heads, own = specialised(heads), specialised(own)
-        if not enable_gqa or not own or heads % own:
+    if not equals(heads, kv_heads):
+        heads, kv_heads = specialised(heads), specialised(kv_heads)
+        if not enable_gqa or not kv_heads or heads % kv_heads:
             raise ShapeError(
                 f"{name}: `q` must have as many heads as `k` and `v`, or a multiple of "
                 f"them with `enable_gqa=True`, and the operands are {shown}."
             )
-        group = heads // own
+        group = heads // kv_heads
     return (q, k, v), (batch, heads, length, v.shape[3]), group
 
 
 def _scale(scale: Any, width: Size, dtype: DType) -> Value:
-    """What products are multiplied by: a number, by default `width ** -0.5`."""
+    """Return the factor of the products, by default `width ** -0.5`."""
     if scale is None:
         if isinstance(width, int):
             return full((), max(width, 1) ** -0.5, dtype=dtype)
-        found: Value = divide(1, sqrt(astype(current().value_of(width), dtype)))
-        return found
-    given = as_operand(FLEX_ATTENTION.name, "scale", scale)
-    if given.type.shape != () or given.type.dtype is dtypes.bool_:
+        default: Value = divide(1, sqrt(astype(current().value_of(width), dtype)))
+        return default
+    factor = as_operand(FLEX_ATTENTION.name, "scale", scale)
+    if factor.type.shape != () or factor.type.dtype is dtypes.bool_:
         raise ArgumentTypeError(
-            f"{FLEX_ATTENTION.name}: `scale` must be a number, and is {given.type}."
+            f"{FLEX_ATTENTION.name}: `scale` must be a number, and is {factor.type}."
         )
-    return astype(as_value(given), dtype)
+    return astype(as_value(factor), dtype)
 
 
 def flex_attention(
@@ -437,34 +445,43 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """`softmax(score_mod(q @ k.T * scale)) @ v`, of the scores that `mask_mod` keeps.
+    """Compute `softmax(score_mod(q @ k.T * scale)) @ v` over the scores that `mask_mod`
+    keeps.
 
-    No matrix of all scores is ever made, nor by derivatives: memory is linear in the
-    lengths. Queries of which nothing is kept get zeros.
+    The matrix of all scores is never allocated, nor is it by derivatives: memory is
+    linear in the lengths. Queries for which no score is kept get zeros.
 
     Shapes:
         q [b, h, l, e], k [b, h, s, e], v [b, h, s, w] -> [b, h, l, w]
 
     Args:
-        q, k, v: Floats of one dtype. `k` and `v` may have one example for all of `q`.
+        q, k, v: Floats of one dtype. `k` and `v` may have batch size 1.
         score_mod: (score, b, h, q_idx, kv_idx) -> score, all scalars. Scores are f32,
             or f64 if the operands are. It may read tensors of enclosing functions,
-            which have derivatives too.
+            which are differentiated too.
         mask_mod: (b, h, q_idx, kv_idx) -> bool[]: whether a score is kept.
-        block_mask: A mask of which `create_block_mask` knows what it keeps of each
-            block, in the place of `mask_mod`.
-        scale: What products are multiplied by; `e ** -0.5` by default.
-        enable_gqa: Whether `k` and `v` may have fewer heads, each for several of `q`.
+        block_mask: A mask from `create_block_mask`, in place of `mask_mod`; blocks in
+            which it keeps nothing are skipped.
+        scale: The factor of the products; `e ** -0.5` by default.
+        enable_gqa: Whether `k` and `v` may have fewer heads, each shared by several of
+            `q`.
         return_lse: Whether to return also the logarithm of each query's sum of
             exponentials [b, h, l]; `-inf` where nothing is kept.
 
     Raises:
         ShapeError, DTypeError: the operands do not fit each other, or the block mask.
-        ArgumentValueError: both `mask_mod` and `block_mask` are given.
-        ScoreTypeError: `score_mod` returns something else than one score.
-        PredicateError: `mask_mod` returns something else than one bool.
-        MutationError: one of them writes to what it closes over, or calls Python.
+        ArgumentValueError: both `mask_mod` and `block_mask` are passed.
+        ScoreTypeError: `score_mod` does not return one score.
+        PredicateError: `mask_mod` does not return one bool.
+        MutationError: one of them writes to a captured tensor, or calls Python.
+
+    >>> q, k, v = hf.ones((1, 1, 3, 4)), hf.ones((1, 1, 3, 4)), hf.ones((1, 1, 3, 2))
+    >>> causal = lambda b, h, q_idx, kv_idx: q_idx >= kv_idx
+    >>> hf.flex_attention(q, k, v, mask_mod=causal).shape
+    (1, 1, 3, 2)
     """
     with_lse = as_flag(FLEX_ATTENTION.name, "return_lse", return_lse)
-    found = FLEX_ATTENTION(q, k, v, score_mod, mask_mod, block_mask, scale, enable_gqa)
-    return tuple(found) if with_lse else found[0]
+    results = FLEX_ATTENTION(
+        q, k, v, score_mod, mask_mod, block_mask, scale, enable_gqa
+    )
+    return tuple(results) if with_lse else results[0]

@@ -1,13 +1,13 @@
-"""`HigherOrderOp`: an operator of a user's, which needs `debug` and no other rule.
+"""`HigherOrderOp`: base of operators that users define by a method `debug` alone.
 
 A node of such an operator is `op(symbols; operands; captures; meaning, f, ..., n)`:
 
 meaning     Graph, (*symbols, *operands, *captures) -> results: `debug`, traced
-f           of each argument that is a function the graph, or one for each kind of call:
-            (*symbols, *what it is called with, *captures) -> its results
-n           of each argument that is no data the value
+f           for each function argument the graph, or one graph for each kind of call:
+            (*symbols, *its operands, *captures) -> its results
+n           for each static argument the value
 
-Of a class with rules of its own, their graphs are among the other params; see
+Custom derivative rules of the class add their graphs to the params; see
 `rule_regions`.
 """
 
@@ -39,10 +39,10 @@ from hopflow.graph.rewriting import clone
 from hopflow.graph.types import TensorType, differing
 from hopflow.hops.base import Call
 from hopflow.hops.own_rules import (
+    CustomRules,
     Kind,
     KindOfCall,
     Leaf,
-    OwnRules,
     filled,
     keys_of,
 )
@@ -78,15 +78,15 @@ MEANING: Final = "meaning"
 
 @dataclass(slots=True)
 class UserCall(Call):
-    """One use of such an operator: its arguments are told apart when it is traced."""
+    """A call of such an operator: its arguments are classified when it is traced."""
 
-    given: "Given | None" = None
+    arguments: "Arguments | None" = None
 
 
 class HigherOrderOp(Ruled):
-    """An operator with functions among its arguments, of which a user defines `debug`.
+    """An operator with function arguments, for which a user defines `debug`.
 
-    A subclass needs its reference in plain Python, `debug`, and no more:
+    A subclass needs only its reference implementation in plain Python, `debug`:
 
         class Twice(hf.HigherOrderOp):
             def debug(self, f, x):
@@ -95,11 +95,10 @@ class HigherOrderOp(Ruled):
         twice = Twice()
 
     It is called as `debug` is. Functions, and pytrees of tensors and numbers, are
-    operands; keyword-only parameters are options, whose numbers are part of a call's
-    kind. All other rules are derived from what `debug` does when it is traced, and the
-    operator stays one node until one of them is asked for. See
-    docs/add_an_operator.md, also for rules of one's own: `jvp`, `vjp`, `batch`,
-    `infer`, `lower`.
+    operands; keyword-only parameters are options, whose numbers are static. All other
+    rules are derived from the trace of `debug`, and the operator stays one node until
+    one of them is needed. See docs/add_an_operator.md, which also explains custom
+    rules: `jvp`, `vjp`, `batch`, `infer`, `lower`.
     """
 
     name = "operator"
@@ -110,45 +109,45 @@ class HigherOrderOp(Ruled):
         """Check the user's arguments and flatten them.
 
         Raises:
-            HopflowError: an argument is wrong; before anything runs.
+            HopflowError: an argument is wrong; nothing has run yet.
         """
-        found = given(self.name, self.debug, args, kwargs)
-        return UserCall(self.name, [], found.operands, {}, given=found)
+        arguments = classify(self.name, self.debug, args, kwargs)
+        return UserCall(self.name, [], arguments.operands, {}, arguments=arguments)
 
     def trace(self, call: Any) -> Any:
-        return trace(self, call.given)
+        return trace(self, call.arguments)
 
     def run_debug(self, call: Any) -> Any:
-        return run_debug(self.name, self.debug, call.given)
+        return run_debug(self.name, self.debug, call.arguments)
 
     @property
     def declared(self) -> Callable[..., Any]:
-        is_own = type(self).prepare is not HigherOrderOp.prepare
-        return self.prepare if is_own else self.debug
+        is_overridden = type(self).prepare is not HigherOrderOp.prepare
+        return self.prepare if is_overridden else self.debug
 
     # --- rules that a class may define ---
 
-    # `Any`, so that each operator may name the args and params that it has.
+    # `Any` lets each operator name its own args and params.
 
     def debug(self, *args: Any, **params: Any) -> Any:
-        """The reference in plain Python: a function of what the user gives."""
+        """Compute the results: the reference implementation in plain Python."""
         raise OperatorError(
             f"{self.name}: it has no meaning. Define `debug(self, ...)` in "
             f"`{type(self).__name__}`, as plain Python that calls its functions."
         )
 
     def jvp(self, *args: Any, **options: Any) -> Any:
-        """The result, as `debug` gives it, and its tangent.
+        """Return the result, as `debug` does, and its tangent.
 
         Args:
-            args: The arguments by position, and as many tangents of their structure.
+            args: The positional arguments as a tuple, and a tuple of their tangents.
         """
         primals, tangents = args
-        return api.jvp(lambda *own: self(*own, **options), primals, tangents)
+        return api.jvp(lambda *inputs: self(*inputs, **options), primals, tangents)
 
     def vjp(self, *args: Any, **options: Any) -> Any:
-        """The result, as `debug` gives it, and a pullback."""
-        return api.vjp(lambda *own: self(*own, **options), *args)
+        """Return the result, as `debug` does, and a pullback."""
+        return api.vjp(lambda *inputs: self(*inputs, **options), *args)
 
     def batch(
         self,
@@ -157,17 +156,18 @@ class HigherOrderOp(Ruled):
         args: Sequence[Operand],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[bool]]:
-        """The results for `size` examples, and which have them; see `batch_rule`."""
-        if self.has_rules(params):  # which are for one example
+        """Return the results for a batch of this size, and which of them are
+        batched."""
+        if self.has_rules(params):  # these are for one batch element
             return super().batch_rule(size, batched, args, params)
-        return batch(meaning_of(params), size, batched, args)
+        return batch(definition_of(params), size, batched, args)
 
     def infer(self, *types: Any, **params: Any) -> tuple[TensorType, ...]:
-        return meaning_of(params).out_types
+        return definition_of(params).out_types
 
     def lower(self, *args: Any, **params: Any) -> Lowered:
         _types, *operands = args
-        return Inline(meaning_of(params), tuple(operands))
+        return Inline(definition_of(params), tuple(operands))
 
     # --- rules that follow from these ---
 
@@ -188,10 +188,10 @@ class HigherOrderOp(Ruled):
 
     @property
     def own_rules(self) -> tuple[str, ...]:
-        """The rules that the class has of its own and calls as `debug` is called."""
-        own = type(self)
+        """Return the derivative rules that the class defines."""
+        cls = type(self)
         rules = ("jvp", "vjp")
-        return tuple(r for r in rules if getattr(own, r) != getattr(HigherOrderOp, r))
+        return tuple(r for r in rules if getattr(cls, r) != getattr(HigherOrderOp, r))
 
     def not_given(
         self, rule: str, type_: TensorType, _params: Mapping[str, Any]
@@ -212,9 +212,9 @@ class HigherOrderOp(Ruled):
     def result_types(
         self, types: Sequence[TensorType], params: dict[str, Any]
     ) -> tuple[TensorType, ...]:
-        found = self.infer(*types, **params)
-        check_inferred(self, meaning_of(params), found)
-        return found
+        inferred = self.infer(*types, **params)
+        check_inferred(self, definition_of(params), inferred)
+        return inferred
 
     def interpret(
         self,
@@ -222,17 +222,17 @@ class HigherOrderOp(Ruled):
         params: dict[str, Any],
         evaluate: Evaluate = run_graph,
     ) -> tuple[Value, ...]:
-        found = evaluate(meaning_of(params), args)
-        return tuple(map(as_value, found))
+        results = evaluate(definition_of(params), args)
+        return tuple(map(as_value, results))
 
 
 @dataclass(slots=True)
-class Given:
-    """The arguments of a call.
+class Arguments:
+    """The arguments of a call, classified.
 
     leaves     of all arguments, in order
     spec       the structure of (args, kwargs)
-    operands   the leaves that are data, numbers as weak constants
+    operands   the leaves that are data, with numbers as weak constants
     """
 
     leaves: list[Leaf]
@@ -245,11 +245,11 @@ class Given:
 
     @property
     def names(self) -> list[str]:
-        """Names for the inputs that stand for the operands."""
+        """Return the names of the operands."""
         return [leaf.key for leaf in self.leaves if leaf.kind == "operand"]
 
-    def meaning(self, debug: Callable[..., Any], functions: Sequence[Any]) -> Function:
-        """`debug` of flat operands, and these functions."""
+    def function(self, debug: Callable[..., Any], functions: Sequence[Any]) -> Function:
+        """Return `debug` as a function of flat operands, with these functions."""
 
         def call(flat: Sequence[Any]) -> Any:
             args, kwargs = filled(self.leaves, self.spec, flat, functions)
@@ -258,13 +258,13 @@ class Given:
         return Function("debug", debug, self.names, call)
 
 
-def given(name: str, debug: Callable[..., Any], args: Any, kwargs: Any) -> Given:
-    """The arguments of a call of an operator, told apart.
+def classify(name: str, debug: Callable[..., Any], args: Any, kwargs: Any) -> Arguments:
+    """Classify the arguments of a call of an operator.
 
-    Data are tensors and arrays, and numbers but those given to keyword-only parameters.
+    Data are tensors, arrays, and numbers, except numbers for keyword-only parameters.
 
     Raises:
-        ArgumentTypeError: `debug` does not take such arguments.
+        ArgumentTypeError: `debug` does not take these arguments.
         ArgumentRangeError: a Python integer does not fit the default dtype.
     """
     signature = inspect.signature(debug)
@@ -284,22 +284,22 @@ def given(name: str, debug: Callable[..., Any], args: Any, kwargs: Any) -> Given
     ]
     data = [leaf.value for leaf in leaves if leaf.kind == "operand"]
     operands, _ = flatten_operands(name, "args", data)
-    return Given(leaves, pytree.structure((bound.args, bound.kwargs)), operands)
+    return Arguments(leaves, pytree.structure((bound.args, bound.kwargs)), operands)
 
 
 def _named_leaves(
     signature: inspect.Signature, bound: inspect.BoundArguments
 ) -> Iterator[tuple[str, Any, bool]]:
-    """The leaves of (args, kwargs), with how a user would write each, and whether it
-    was given by name."""
+    """Yield each leaf of (args, kwargs) with the expression a user would write for it,
+    and whether it was passed by keyword."""
     roots: list[tuple[str, Any, bool]] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            given = bound.arguments[name]
-            roots += [(f"{name}[{i}]", x, False) for i, x in enumerate(given)]
+            extras = bound.arguments[name]
+            roots += [(f"{name}[{i}]", x, False) for i, x in enumerate(extras)]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, _EITHER):
             roots.append((name, bound.arguments[name], False))
-    # A pytree has the values of a dict in the order of their names.
+    # A pytree orders the values of a dict by their keys.
     roots += [(name, value, True) for name, value in sorted(bound.kwargs.items())]
     for root, tree, by_name in roots:
         values, spec = pytree.flatten(tree)
@@ -319,7 +319,7 @@ def _kind(leaf: Any, *, is_option: bool) -> Kind:
     return "function" if is_function else "static"
 
 
-# --- the functions among the arguments ------------------------------------------------
+# --- function arguments ---------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
@@ -327,8 +327,8 @@ class Variant:
     """A function, traced for one kind of call; `body` is open.
 
     spec      the structure of (args, kwargs)
-    shared    of each operand the tensor of outside that it is one with, or None
-    results   how many outputs the caller gets; the rest is what is written
+    shared    for each operand the tensor of an outer scope that it is, or None
+    results   the number of outputs that the caller gets; the others are written
     """
 
     key: Any
@@ -340,7 +340,7 @@ class Variant:
 
     @property
     def kind(self) -> KindOfCall:
-        """As rules know it; `body` is closed."""
+        """Return the kind of call for rules, once `body` is closed."""
         tracer, graph = self.body.tracer, self.body.tracer.graph
         inputs = [*graph.operands, *graph.captures]
         places = {var: i for i, var in enumerate(inputs)}
@@ -351,41 +351,42 @@ class Variant:
         )
 
     def run(self, operands: Sequence[Operand]) -> Any:
-        """What the function returns, its operations made anew where it is called."""
+        """Bind the operations of the function where it is called, and return its
+        result."""
         tracer, graph = self.body.tracer, self.body.tracer.graph
         graph.outputs = tuple(map(tracer.arg, self.body.outputs))
         origins = {c.input: c.origin for c in tracer.captures.values()}
-        own = iter(operands)
+        inputs = iter(operands)
         args = [
             origins[var]
             if var in origins
-            else next(own)
+            else next(inputs)
             if var.node.symbol is None
             else current().value_of(size_of(var.node.symbol))
             for var in graph.inputs
         ]
-        found = [as_value(r) for r in interpret(graph, args, bind_again)]
+        results = [as_value(r) for r in interpret(graph, args, bind_again)]
         targets: list[Operand] = [
             tracer.captures[k].origin for k in self.written.captures
         ]
         targets += [operands[i] for i in self.written.operands]
-        commit(targets, found[self.results :])
-        return pytree.unflatten(self.body.spec, found[: self.results])
+        commit(targets, results[self.results :])
+        return pytree.unflatten(self.body.spec, results[: self.results])
 
 
 @dataclass(eq=False, slots=True)
 class Subfunction:
-    """An argument that is a function, as `debug` gets it.
+    """A function argument, as `debug` gets it.
 
-    outer      where the operator is called: None in debug mode
-    variants   what it was traced to
+    outer      the interpreter around the call of the operator; None in debug mode
+    variants   its traces, one for each kind of call
     """
 
     op: str
     leaf: Leaf
     outer: Interpreter | None
     variants: list[Variant] = field(default_factory=list)
-    _known: list[Variant] = field(default_factory=list)
+    _memo: list[Variant] = field(default_factory=list)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tree = (args, kwargs)
@@ -393,32 +394,32 @@ class Subfunction:
         operands, spec = flatten_operands(self.op, f"{path}: args", tree)
 
         def call(flat: Sequence[Any]) -> Any:
-            own_args, own_kwargs = pytree.unflatten(spec, flat)
-            return fn(*own_args, **own_kwargs)
+            inner_args, inner_kwargs = pytree.unflatten(spec, flat)
+            return fn(*inner_args, **inner_kwargs)
 
         names = input_names(
             fn, [s for part in spec.children() for s in part.children()]
         )
         function = Function(path, fn, names, call)
         if self.outer is None:
-            found = function([as_value(o) for o in operands])
-            outputs, out_spec = flatten_results(self.op, function, found)
+            result = function([as_value(o) for o in operands])
+            outputs, out_spec = flatten_results(self.op, function, result)
             return pytree.unflatten(out_spec, map(as_value, outputs))
         return self.variant(function, operands, spec).run(operands)
 
     def variant(
         self, function: Function, operands: Sequence[Operand], spec: Spec
     ) -> Variant:
-        found = self._traced(function, operands, spec, [None] * len(operands))
-        tracer = found.body.tracer
+        traced = self._traced(function, operands, spec, [None] * len(operands))
+        tracer = traced.body.tracer
         if tracer.has_writes:
-            # What it reads as a tensor of outside too is one with that.
+            # An operand that it also reads as a captured tensor is that tensor.
             outside = [_outer(o, self.outer) for o in operands]
             shared = [o if id(o) in tracer.captures else None for o in outside]
-            found = self._traced(function, operands, spec, shared)
-        if found not in self.variants:
-            self._remember("variants", [*self.variants, found])
-        return found
+            traced = self._traced(function, operands, spec, shared)
+        if traced not in self.variants:
+            self._remember("variants", [*self.variants, traced])
+        return traced
 
     def _traced(
         self,
@@ -429,27 +430,26 @@ class Subfunction:
     ) -> Variant:
         types = [o.type for o in operands]
         key = [type_key(t, terms_of) for t in types]
-        for known in self._known:
-            same = map(is_, known.shared, shared)
-            if known.key == key and known.spec == spec and all(same):
-                return known
+        for traced in self._memo:
+            equal = map(is_, traced.shared, shared)
+            if traced.key == key and traced.spec == spec and all(equal):
+                return traced
         path = f"{self.op}/{self.leaf.key}"
         with using(self.outer):
             sizes = unknown_sizes(types)
-            given: Any = None
+            references: Any = None
             if any(o is not None for o in shared):
                 pairs = zip(shared, types, strict=True)
-                given = [Unknown(t) if o is None else o for o, t in pairs]
-            body = trace_body(self.op, path, function, types, given, sizes=sizes)
+                references = [Unknown(t) if o is None else o for o, t in pairs]
+            body = trace_body(self.op, path, function, types, references, sizes=sizes)
         results = len(body.outputs)
-        made = Variant(key, spec, shared, body, results, functionalize([body]))
-        self._remember("_known", [*self._known, made])
-        return made
+        variant = Variant(key, spec, shared, body, results, functionalize([body]))
+        self._remember("_memo", [*self._memo, variant])
+        return variant
 
     def _remember(self, name: str, variants: list[Variant]) -> None:
-        """Set a list of variants until the trace where the operator is called is rolled
-        back, as a loop does to trace its body again: what it captures is removed.
-        """
+        """Set a list of variants, until the trace around the operator is rolled back. A
+        loop rolls back to trace its body again, which removes the captures."""
         if isinstance(self.outer, Tracer):
             self.outer.change(self, name, variants)
         else:
@@ -457,18 +457,20 @@ class Subfunction:
 
 
 def _outer(operand: Operand, outer: Interpreter | None) -> Operand | None:
-    """The tensor of outside that an operand is, if it is one as a whole."""
-    found: Any = operand
-    while isinstance(found, TracedTensor) and found.tracer is not outer:
-        found = found.origin
-    return found if isinstance(found, Value) else None
+    """Return the tensor of the outer scope that an operand is, or None if it is not all
+    of one."""
+    tensor: Any = operand
+    while isinstance(tensor, TracedTensor) and tensor.tracer is not outer:
+        tensor = tensor.origin
+    return tensor if isinstance(tensor, Value) else None
 
 
 # --- tracing --------------------------------------------------------------------------
 
 
 def functionalize(bodies: Sequence[Body]) -> Written:
-    """What bodies write is a further result of each."""
+    """Return the inputs that bodies write to, whose new values become results of each
+    body."""
     written = written_inputs(bodies)
     for body in bodies:
         tracer = body.tracer
@@ -478,23 +480,23 @@ def functionalize(bodies: Sequence[Body]) -> Written:
     return written
 
 
-def run_debug(name: str, debug: Callable[..., Any], call: Given) -> Any:
-    """The results of `debug` as it is."""
+def run_debug(name: str, debug: Callable[..., Any], call: Arguments) -> Any:
+    """Return the results of `debug`, run as it is."""
     functions = [Subfunction(name, f, None) for f in call.functions]
-    function = call.meaning(debug, functions)
+    function = call.function(debug, functions)
     tree = function([as_value(o) for o in call.operands])
     outputs, spec = flatten_results(name, function, tree)
     return pytree.unflatten(spec, map(own_copy, outputs))
 
 
-def trace(op: Any, call: Given) -> Any:
-    """Trace `debug`, bind a node, and give the results their structure."""
+def trace(op: Any, call: Arguments) -> Any:
+    """Trace `debug`, bind a node, and return the results in their structure."""
     outer = current()
     functions = [Subfunction(op.name, f, outer) for f in call.functions]
     body = trace_body(
         op.name,
         f"{op.name}/debug",
-        call.meaning(op.debug, functions),
+        call.function(op.debug, functions),
         [o.type for o in call.operands],
         call.operands,
     )
@@ -511,39 +513,39 @@ def trace(op: Any, call: Given) -> Any:
     if op.own_rules:
         kinds = {f.leaf.key: [v.kind for v in f.variants] for f in functions}
         types = [x.type for x in (*call.operands, *closed.captures)]
-        given = call.leaves, call.spec, kinds, body.spec
-        graphs = map_graphs(params, clone)  # a node may edit its own
-        rules = OwnRules(op, *given, graphs, closed.symbols, types)
-        closed, made = with_rules(op, rules, closed, call.operands)
-        params |= {"results": results, **made}
+        arguments = call.leaves, call.spec, kinds, body.spec
+        graphs = map_graphs(params, clone)  # a node may edit its graphs
+        rules = CustomRules(op, *arguments, graphs, closed.symbols, types)
+        closed, rule_params = with_rules(op, rules, closed, call.operands)
+        params |= {"results": results, **rule_params}
     args = [*closed.symbols, *call.operands, *closed.captures]
-    found = bind(op, args, params)
-    commit(targets, found[results:])
-    return pytree.unflatten(body.spec, found[:results])
+    outputs = bind(op, args, params)
+    commit(targets, outputs[results:])
+    return pytree.unflatten(body.spec, outputs[:results])
 
 
 def _capture_operands(bodies: Sequence[Body]) -> None:
-    """Have captures too for operands that other bodies close over: the graphs of those
-    have no other input for them."""
+    """Add captures for operands that other bodies close over, since the graphs of those
+    bodies have no operand for them."""
     for other in bodies:
         for key, capture in other.tracer.captures.items():
             for tracer in (body.tracer for body in bodies):
                 if key in tracer.references and key not in tracer.captures:
                     name = capture.input.node.name
                     var = tracer.graph.add_input(capture.input.type, name, "capture")
-                    made = tracer.lifted(capture.origin, var, capture.memory)
-                    tracer.captures[key] = made
+                    lifted = tracer.lifted(capture.origin, var, capture.memory)
+                    tracer.captures[key] = lifted
 
 
 def _params(
-    call: Given, functions: Sequence[Subfunction], graphs: Sequence[Graph]
+    call: Arguments, functions: Sequence[Subfunction], graphs: Sequence[Graph]
 ) -> dict[str, Any]:
     params: dict[str, Any] = {MEANING: graphs[0]}
-    rest = iter(graphs[1:])
+    unused = iter(graphs[1:])
     for function in functions:
-        own = tuple([next(rest) for _ in function.variants])
-        if own:
-            params[function.leaf.key] = own[0] if len(own) == 1 else own
+        variants = tuple([next(unused) for _ in function.variants])
+        if variants:
+            params[function.leaf.key] = variants[0] if len(variants) == 1 else variants
     for leaf in call.leaves:
         if leaf.kind == "static":
             params[leaf.key] = leaf.value
@@ -553,60 +555,63 @@ def _params(
 # --- rules ----------------------------------------------------------------------------
 
 
-def meaning_of(params: Mapping[str, Any]) -> Graph:
-    """What a node of derived rules means.
+def definition_of(params: Mapping[str, Any]) -> Graph:
+    """Return the graph that defines a node whose rules are derived.
 
     Raises:
-        OperatorError: it is one of an operator that has other graphs, and no rule.
+        OperatorError: the operator has other graphs, and lacks a rule.
     """
-    found = params.get(MEANING)
-    if not isinstance(found, Graph):
+    graph = params.get(MEANING)
+    if not isinstance(graph, Graph):
         raise OperatorError(
             "an operator that is traced in its own way must name all of its rules: "
             f"there is no graph `{MEANING}` among {', '.join(params)}."
         )
-    return found
+    return graph
 
 
-def check_inferred(op: Any, meaning: Graph, found: Sequence[TensorType]) -> None:
-    """
+def check_inferred(op: Any, graph: Graph, inferred: Sequence[TensorType]) -> None:
+    """Check the types that a custom `infer` returns.
+
     Raises:
-        OperatorError: the class's own `infer` gives other types than `debug` has.
+        OperatorError: they differ from those of the trace of `debug`.
     """
-    if texts := differing(meaning.out_types, found):
-        wanted, got = texts
+    if texts := differing(graph.out_types, inferred):
+        expected, actual = texts
         raise OperatorError(
             f"{op.name}: `{type(op).__name__}.infer` must give the types of what "
-            f"`debug` returns and writes, {wanted}, and gives {got}. Leave it out: it "
-            "follows from `debug`."
+            f"`debug` returns and writes, {expected}, and gives {actual}. Leave it "
+            "out: it follows from `debug`."
         )
 
 
 def batch(
-    meaning: Graph, size: Size, batched: Sequence[bool], args: Sequence[Operand]
+    graph: Graph, size: Size, batched: Sequence[bool], args: Sequence[Operand]
 ) -> tuple[list[Value], list[bool]]:
-    """The results for many examples: those of what the node means."""
-    found = evaluate(meaning, size, lanes_of(batched, args))
-    values = [r.value if isinstance(r, Batched) else as_value(r) for r in found]
-    return values, [isinstance(r, Batched) for r in found]
+    """Return the batched results of the graph that defines a node, and a mask of
+    them."""
+    outputs = evaluate(graph, size, lanes_of(batched, args))
+    values = [r.value if isinstance(r, Batched) else as_value(r) for r in outputs]
+    return values, [isinstance(r, Batched) for r in outputs]
 
 
 def signature(node: Any) -> Signature:
-    """The roles of what a node has: its functions run within its meaning alone."""
-    meaning = meaning_of(node.params)
-    symbols, captures = len(meaning.symbols), len(meaning.captures)
+    """Return the roles of a node. Only the graph that defines it runs; it inlines the
+    others."""
+    definition = definition_of(node.params)
+    symbols, captures = len(definition.symbols), len(definition.captures)
     args = roles(("symbol", symbols), ("operand", len(node.args) - symbols))
     ports = [Port(role, i) for i, role in enumerate(args)]
     first = len(args) - captures
     regions = []
     for name, graph in node.graphs.items():
-        own = ports[symbols:first]
+        operands = ports[symbols:first]
         outputs = [Port("result", i) for i in range(len(graph.outputs))]
         if name != MEANING:
-            own = [Port("operand")] * len(graph.operands)
+            operands = [Port("operand")] * len(graph.operands)
             outputs = [Port("result")] * len(graph.outputs)
-        inputs = (*ports[:symbols], *own, *ports[first:])
+        inputs = (*ports[:symbols], *operands, *ports[first:])
         runs: Runs = "once" if name == MEANING else "never"
         regions.append(Region(name, graph, inputs, tuple(outputs), runs))
-    results = roles(("result", len(meaning.outputs)))
+    results = roles(("result", len(definition.outputs)))
     return Signature(args, results, tuple(regions))

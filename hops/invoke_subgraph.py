@@ -1,4 +1,4 @@
-"""`invoke_subgraph`, `@subgraph`: a function as a node, traced once. All its rules."""
+"""`invoke_subgraph` and `@subgraph`: a function as a node, traced once; its rules."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -65,7 +65,7 @@ INVOKE_SUBGRAPH = InvokeSubgraph()
 
 
 def invoke_subgraph(f: Callable[..., Any], *operands: Any) -> Any:
-    """`f(*operands)` as one node of the graph, whose body all such calls share.
+    """Run `f(*operands)` as one node of the graph; all such calls share its body.
 
     See `subgraph` for what is traced, differentiated and compiled once.
 
@@ -73,29 +73,36 @@ def invoke_subgraph(f: Callable[..., Any], *operands: Any) -> Any:
         f: Returns any pytree. It may read and write tensors of enclosing functions.
         operands: Pytrees of tensors and numbers.
 
+    Returns:
+        The result of `f`.
+
     Raises:
-        ArgumentTypeError: an operand is no tensor or number.
-        ResultTypeError: `f` returns what is no tensor or number.
-        UnhashableCaptureError: `f` closes over what cannot be hashed.
-        EndlessTraceError: `f` calls itself without an end.
+        ArgumentTypeError: an operand is not a tensor or number.
+        ResultTypeError: `f` returns something other than tensors and numbers.
+        UnhashableCaptureError: `f` closes over a value that cannot be hashed.
+        EndlessTraceError: `f` calls itself without end.
+
+    >>> hf.invoke_subgraph(lambda x, y: x * y, hf.asarray(3.0), 2.0)
+    Tensor(6., f32[])
     """
     call = INVOKE_SUBGRAPH.prepare(f, operands)
     return _run(call, f, pytree.structure(operands))
 
 
 class Numbers:
-    """What becomes of the Python numbers that a function is given: operands, so that
-    one trace serves all of them, until the function turns out to need their values."""
+    """Decides whether the Python numbers among a function's arguments are operands, so
+    that one trace serves all values, or constants, once the function has needed a
+    value."""
 
     def __init__(self) -> None:
         self.are_constants = False
 
     def call(self, arguments: Any, run: Callable[[bool], Any]) -> Any:
-        """What `run` gives.
+        """Return the result of `run`.
 
         Args:
-            arguments: A pytree of what the function is given.
-            run: Calls the function, with constants for numbers or not. It has no effect
+            arguments: A pytree of the function's arguments.
+            run: Calls the function, with numbers as constants or not. It has no effect
                 if it raises.
         """
         if not self.are_constants:
@@ -103,12 +110,12 @@ class Numbers:
                 return run(False)
             except EndlessTraceError:
                 raise
-            except (TypeError, DataDependentError):  # it asks a tensor for its value
+            except (TypeError, DataDependentError):  # it needs a tensor's value
                 if not any(map(_is_number, pytree.flatten(arguments)[0])):
                     raise
-        found = run(True)
+        result = run(True)
         self.are_constants = True
-        return found
+        return result
 
 
 def call_of(
@@ -119,19 +126,19 @@ def call_of(
     *,
     constants: bool = False,
 ) -> tuple[Call, list[Any]]:
-    """`fn(*args, **kwargs)` as a call of the tensors and numbers among the arguments,
-    or of the tensors if numbers are `constants`; and the other leaves, which `fn` gets
-    as they are."""
+    """Return `fn(*args, **kwargs)` as a call with the tensors and numbers among the
+    arguments as operands, or only the tensors if numbers are `constants`; and the other
+    leaves, which `fn` gets unchanged."""
     leaves, spec = pytree.flatten((args, kwargs))
     is_data = [_is_data(x) and not (constants and _is_number(x)) for x in leaves]
     pairs = list(zip(leaves, is_data, strict=True))
     operands, _ = flatten_operands(name, "args", [x for x, data in pairs if data])
 
     def call(flat: Sequence[Any]) -> Any:
-        rest = iter(flat)
-        merged = [next(rest) if data else leaf for leaf, data in pairs]
-        own_args, own_kwargs = pytree.unflatten(spec, merged)
-        return fn(*own_args, **own_kwargs)
+        data_leaves = iter(flat)
+        merged = [next(data_leaves) if data else leaf for leaf, data in pairs]
+        inner_args, inner_kwargs = pytree.unflatten(spec, merged)
+        return fn(*inner_args, **inner_kwargs)
 
     names = [f"x{i}" for i in range(len(operands))]
     body = Function("f", fn, names, call)
@@ -142,18 +149,18 @@ def call_of(
 # --- one trace for many calls ---------------------------------------------------------
 
 
-class _Known(NamedTuple):
-    """A trace of a function, for calls that differ from the first in values only.
+class _SharedTrace(NamedTuple):
+    """A trace of a function, shared by calls that differ from the first in values only.
 
     graph     the body, which nobody changes
-    captures  what it takes beside the operands: where among the tensors of the call,
-              and behind them those that `outside` finds; or a tensor that the function
-              makes of numbers
-    results   how many of the node's results the user gets; the rest is what is written
-    targets   where the tensors are that the rest is written to
-    asked     conditions on its symbols that decided what it is
-    outside   what it has read from outside: paths from the function and its arguments
-              that are no data
+    captures  its inputs after the operands: each the index of a tensor of the call,
+              whose last tensors are those that `outside` finds; or a tensor that the
+              function builds from numbers
+    results   the number of results that the user gets; the others are written
+    targets   the indices of the tensors that these are written to
+    conditions  conditions on its symbols that the trace depends on, and their values
+    outside   the global state that it has read: paths from the function and its static
+              arguments
     """
 
     graph: Graph
@@ -161,86 +168,95 @@ class _Known(NamedTuple):
     captures: list[int | Value]
     results: int
     targets: list[int]
-    asked: list[tuple[SymBool, bool]]
+    conditions: list[tuple[SymBool, bool]]
     outside: Guard | None
 
     def tensors(
         self, tensors: Sequence[Operand], leaves: Sequence[Any]
     ) -> list[Operand] | None:
-        """These tensors of a call, and those that are found from outside; None: what
-        the function reads is not what it was."""
+        """Return the tensors of a call followed by those found outside, or None if the
+        global state that the function reads has changed."""
         if self.outside is None:
             return list(tensors)
-        found = self.outside.find(leaves)
-        return None if found is None else [*tensors, *found]
+        others = self.outside.find(leaves)
+        return None if others is None else [*tensors, *others]
 
     def sizes(self, tensors: Sequence[Operand]) -> list[Operand] | None:
-        """What the symbols of the body are for these tensors; None: they do not fit, or
-        what the body has asked of sizes has another answer."""
+        """Return the values of the body's symbols for these tensors, or None if the
+        shapes do not fit or a condition has another value."""
         tracer, symbols = current(), self.graph.symbols
         if not symbols:
             return []
-        found = self.told([t.type for t in self.taken(tensors)])
-        if found is None or not isinstance(tracer, Tracer):
+        size_of = self.sizes_of_symbols([t.type for t in self.inputs(tensors)])
+        if size_of is None or not isinstance(tracer, Tracer):
             return None
         try:
-            for condition, answer in self.asked:
-                there = condition.substitute(lambda s: terms_of(found[s]))
-                if bool(there) is not answer:
+            for condition, answer in self.conditions:
+                value = condition.substitute(lambda s: terms_of(size_of[s]))
+                if bool(value) is not answer:
                     return None
         except DataDependentError:
             return None
-        sizes = [found[v.node.symbol] for v in symbols if v.node.symbol]
+        sizes = [size_of[v.node.symbol] for v in symbols if v.node.symbol]
         return [_as_operand(tracer, n) for n in sizes]
 
-    def told(self, types: Sequence[TensorType]) -> dict[Symbol, Size] | None:
-        """The body's symbols, by the shapes that it is given; None: they do not fit."""
-        found: dict[Symbol, Size] = {}
-        own = self.graph.inputs[len(self.graph.symbols) :]
-        for var, type_ in zip(own, types, strict=True):
-            match_shapes(var.type.shape, type_.shape, found)
-        for var, type_ in zip(own, types, strict=True):
-            declared = [substitute(n, found) for n in var.type.shape]
-            # Sizes may be undecided, where terms are equal or not.
+    def sizes_of_symbols(
+        self, types: Sequence[TensorType]
+    ) -> dict[Symbol, Size] | None:
+        """Return the sizes of the body's symbols for inputs of these types, or None if
+        they do not fit."""
+        sizes: dict[Symbol, Size] = {}
+        inputs = self.graph.inputs[len(self.graph.symbols) :]
+        for var, type_ in zip(inputs, types, strict=True):
+            match_shapes(var.type.shape, type_.shape, sizes)
+        for var, type_ in zip(inputs, types, strict=True):
+            declared = [substitute(n, sizes) for n in var.type.shape]
+            # Comparing terms decides also for sizes that are not known.
             if list(map(terms_of, declared)) != list(map(terms_of, type_.shape)):
                 return None
-        return found
+        return sizes
 
     @property
     def is_general(self) -> bool:
-        """Whether shapes tell all symbols that it has, and has asked for."""
-        own = self.graph.inputs[len(self.graph.symbols) :]
-        told = self.told([v.type for v in own]) or {}
+        """Return True if the shapes of the inputs determine all symbols of the body and
+        conditions."""
+        inputs = self.graph.inputs[len(self.graph.symbols) :]
+        sizes = self.sizes_of_symbols([v.type for v in inputs]) or {}
         named = [v.node.symbol for v in self.graph.symbols]
-        return told.keys() >= {*named, *(s for c, _ in self.asked for s in c.symbols)}
+        return sizes.keys() >= {
+            *named,
+            *(s for c, _ in self.conditions for s in c.symbols),
+        }
 
     def may_serve(self, tensors: Sequence[Operand]) -> bool:
-        """Whether a write to one of these tensors is not seen by another."""
-        return not (self.targets and share_memory(self.taken(tensors)))
+        """Return True unless a write to one of these tensors would be seen through
+        another."""
+        return not (self.targets and share_memory(self.inputs(tensors)))
 
-    def taken(self, tensors: Sequence[Operand]) -> list[Operand]:
-        """The operands and the captures of a call."""
+    def inputs(self, tensors: Sequence[Operand]) -> list[Operand]:
+        """Return the operands and the captures of a call."""
         captures = [tensors[c] if isinstance(c, int) else c for c in self.captures]
         return [*tensors[: len(self.graph.operands)], *captures]
 
     def run(self, call: Call, tensors: Sequence[Operand], sizes: list[Operand]) -> Any:
-        """Bind a node that shares the body with the others of the present trace."""
+        """Bind a node, which shares the body with the others of the present trace."""
         body = once(self.graph, "body", lambda: clone(self.graph))
-        args = [*sizes, *self.taken(tensors)]
+        args = [*sizes, *self.inputs(tensors)]
         results = bind(INVOKE_SUBGRAPH, args, {"body": body})
         commit([tensors[i] for i in self.targets], results[self.results :])
         return pytree.unflatten(self.spec, results[: self.results])
 
 
-# By the kind of call, the kind used last at the end; of each the trace used last first.
-_known: OrderedDict[Hashable, list[_Known]] = OrderedDict()
+# The traces of each kind of call, the last used first; the last used kind at the end.
+_cache: OrderedDict[Hashable, list[_SharedTrace]] = OrderedDict()
 _lock: Final = RLock()
-_MOST_KNOWN = 1024
-_MOST_ALIKE: Final = 8  # which differ in what they ask of sizes
+_MOST_KINDS = 1024
+_MOST_TRACES: Final = 8  # of one kind, under different conditions on sizes
 
 
 class _Tracing(local):
-    """The calls that this thread traces, by kind and sizes, each within the last."""
+    """The calls that this thread traces, by kind and sizes, each nested in the one
+    before."""
 
     calls: tuple[Hashable, ...] = ()
 
@@ -248,21 +264,21 @@ class _Tracing(local):
 _tracing: Final = _Tracing()
 
 
-def _candidates(key: Hashable) -> list[_Known]:
+def _candidates(key: Hashable) -> list[_SharedTrace]:
     with _lock:
-        found = _known.get(key, [])
-        if found and next(reversed(_known.values())) is not found:
-            _known.move_to_end(key)
-        return found
+        traces = _cache.get(key, [])
+        if traces and next(reversed(_cache.values())) is not traces:
+            _cache.move_to_end(key)
+        return traces
 
 
-def _remember(key: Hashable, known: _Known) -> None:
-    """Keep a trace as the one that was used last."""
+def _remember(key: Hashable, trace: _SharedTrace) -> None:
+    """Keep a trace as the last used one."""
     with _lock:
-        others = [k for k in _known.pop(key, ()) if k is not known]
-        _known[key] = [known, *others][:_MOST_ALIKE]
-        while len(_known) > _MOST_KNOWN:
-            _known.popitem(last=False)
+        older = [k for k in _cache.pop(key, ()) if k is not trace]
+        _cache[key] = [trace, *older][:_MOST_TRACES]
+        while len(_cache) > _MOST_KINDS:
+            _cache.popitem(last=False)
 
 
 @deep_recursion()
@@ -270,63 +286,67 @@ def _run(
     call: Call,
     fn: Callable[..., Any],
     static: Hashable,
-    given: Sequence[Any] = (),
+    static_leaves: Sequence[Any] = (),
     on_trace: Callable[[], None] | None = None,
 ) -> Any:
-    """The results of a call of `fn`, traced if no trace serves it.
+    """Return the result of a call of `fn`, which is traced if no trace can be shared.
 
     Args:
-        static: What of the arguments is no tensor or number, as a key.
-        given: The same, as it is.
+        static: A key of the arguments that are not tensors or numbers.
+        static_leaves: These arguments.
         on_trace: Called before a trace.
     """
-    around = Surroundings(call.name, fn, given)
+    around = Surroundings(call.name, fn, static_leaves)
     if debugging():
         return INVOKE_SUBGRAPH.run_debug(call)
     tensors = [*call.operands, *around.tensors]
     key = (
         *(around.key, static, len(call.operands)),
         *(_type_key(t) for t in tensors),
-        *_first_same(tensors),
+        *_first_indices(tensors),
     )
-    leaves = fn, *given
+    leaves = fn, *static_leaves
     with unchanged_on_error():
-        for k, known in enumerate(_candidates(key)):
-            every = known.tensors(tensors, leaves)
-            sizes = None if every is None else known.sizes(every)
-            if every is not None and sizes is not None and known.may_serve(every):
+        for k, trace in enumerate(_candidates(key)):
+            all_tensors = trace.tensors(tensors, leaves)
+            sizes = None if all_tensors is None else trace.sizes(all_tensors)
+            if (
+                all_tensors is not None
+                and sizes is not None
+                and trace.may_serve(all_tensors)
+            ):
                 if k:
-                    _remember(key, known)
-                if known.outside is not None:
+                    _remember(key, trace)
+                if trace.outside is not None:
                     for recorder in recorders():
-                        recorder.add(known.outside, leaves)
-                return known.run(call, every, sizes)
-        with _once_within_itself(call.name, fn, key, tensors):
+                        recorder.add(trace.outside, leaves)
+                return trace.run(call, all_tensors, sizes)
+        with _tracing_call(call.name, fn, key, tensors):
             if on_trace is not None:
                 on_trace()
             return _trace(call, tensors, key, leaves)
 
 
 @contextmanager
-def _once_within_itself(
+def _tracing_call(
     name: str, fn: Any, key: Hashable, tensors: Sequence[Operand]
 ) -> Iterator[None]:
-    """Within the block a call of this kind and these sizes is being traced.
+    """Mark a call of this kind and these sizes as being traced within the block.
 
     Raises:
-        EndlessTraceError: it is so already, and would be again within that.
+        EndlessTraceError: it is already, so that the trace would not end.
     """
     types = [type_key(t.type, terms_of) for t in tensors]
-    this = key, len(rules_around()), *types  # a rule may call what it is a rule of
+    signature = key, len(rules_around()), *types  # a rule may call its function
     before = _tracing.calls
-    if this in before:
+    if signature in before:
         raise EndlessTraceError(
             f"{name}: `{name_of(fn)}` ({where(fn)}) calls itself on tensors of the "
             "same types, with the same other values, so that its trace has no end. "
             "Loop with `hf.while_loop`, or pass what ends it as an argument that is no "
             "tensor."
         )
-    _tracing.calls = (*before, this)
+    _tracing.calls = (*before, signature)
     try:
         yield
     finally:
@@ -336,7 +356,7 @@ def _once_within_itself(
 def _trace(
     call: Call, tensors: Sequence[Operand], key: Hashable, leaves: Sequence[Any]
 ) -> Any:
-    """Trace a call, keep the trace for others if it may serve them, and run it."""
+    """Trace a call, cache the trace if other calls may share it, and bind its node."""
     env = getattr(current(), "env", None)
     recorder = Recorder(is_of_body=True)
     for k, leaf in enumerate(leaves):
@@ -347,56 +367,65 @@ def _trace(
     ):
         traced = INVOKE_SUBGRAPH.trace_branches(call)
     closed = traced.closed
-    outside, every, position = _found_outside(traced, tensors, recorder, leaves)
+    outside, all_tensors, position = _outside_reads(traced, tensors, recorder, leaves)
     captures = [position(c) for c in closed.captures]
     targets = [position(t) for t in traced.targets]
-    found = [c for c in captures if c is not None]
+    indices = [c for c in captures if c is not None]
     written = [t for t in targets if isinstance(t, int)]
-    asked = list({n: None for n in noted if n is not None})
+    conditions = list({n: None for n in noted if n is not None})
     [graph] = closed.graphs
-    known = _Known(
-        *(clone(graph), traced.spec, found, traced.results, written, asked, outside)
+    shared = _SharedTrace(
+        *(
+            clone(graph),
+            traced.spec,
+            indices,
+            traced.results,
+            written,
+            conditions,
+            outside,
+        )
     )
     if (
-        len(found) < len(captures)
+        len(indices) < len(captures)
         or len(written) < len(targets)
         or None in noted
         or (outside is not None and outside.changes)
-        or not known.is_general
-        or not known.may_serve(every)
+        or not shared.is_general
+        or not shared.may_serve(all_tensors)
         or refers_outside(graph)
     ):
         return INVOKE_SUBGRAPH.finish(call, traced)
-    once(known.graph, "body", lambda: graph)  # with the bodies that it shares itself
-    _remember(key, known)
-    return known.run(call, every, closed.symbols)
+    once(shared.graph, "body", lambda: graph)  # also shares its nested bodies
+    _remember(key, shared)
+    return shared.run(call, all_tensors, closed.symbols)
 
 
-def _found_outside(
+def _outside_reads(
     traced: Any,
     tensors: Sequence[Operand],
     recorder: Recorder,
     leaves: Sequence[Any],
 ) -> tuple[Guard | None, list[Operand], Callable[[Operand], int | Value | None]]:
-    """What a trace has read from outside; the tensors of the call and those that are
-    found so; and where a tensor that the body reads or writes is among them."""
+    """Return the global state that a trace has read; the tensors of the call followed
+    by those found there; and a function that returns the position of a captured
+    tensor."""
     values = [*traced.closed.captures, *traced.targets]
-    origins = {id(x): x for x in map(_lender, values) if isinstance(x, EagerTensor)}
+    origins = {id(x): x for x in map(_outermost, values) if isinstance(x, EagerTensor)}
     outside = recorder.guard([*origins.values()], [], leaves)
-    wanted = [] if outside is None else outside.wanted
-    pairs = enumerate(zip(origins, wanted, strict=outside is not None))
-    at = {one: len(tensors) + k for k, (one, w) in pairs if w.path is not None}
+    reads = [] if outside is None else outside.wanted
+    pairs = enumerate(zip(origins, reads, strict=outside is not None))
+    at = {key: len(tensors) + k for k, (key, w) in pairs if w.path is not None}
 
     def position(value: Operand) -> int | Value | None:
-        found = at.get(id(_lender(value)))
-        return _position(value, tensors) if found is None else found
+        index = at.get(id(_outermost(value)))
+        return _position(value, tensors) if index is None else index
 
-    return outside, [*tensors, *(origins.values() if wanted else ())], position
+    return outside, [*tensors, *(origins.values() if reads else ())], position
 
 
 def _position(value: Operand, tensors: Sequence[Operand]) -> int | Value | None:
-    """Where a tensor that a body reads or writes is among those of the call; the tensor
-    itself if the body makes it of numbers; None: it is from anywhere else."""
+    """Return the index of a captured tensor among those of the call, the tensor itself
+    if the body builds it from numbers, or None if it comes from elsewhere."""
     origin: Any = value
     while origin is not None:
         for i, tensor in enumerate(tensors):
@@ -409,7 +438,7 @@ def _position(value: Operand, tensors: Sequence[Operand]) -> int | Value | None:
 
 
 def _is_same_array(a: Operand, b: Operand) -> bool:
-    """Whether tensors are of one NumPy array, of which each use makes another one."""
+    """Return True if both tensors view one NumPy array, which each use wraps anew."""
     if not (isinstance(a, EagerTensor) and isinstance(b, EagerTensor)):
         return False
     places = [(t.pointer, t.array.strides, t.type) for t in (a, b)]
@@ -427,7 +456,7 @@ def _as_operand(tracer: Tracer, size: Size) -> Operand:
 class Subgraph(Transformed):
     """A function that is traced once for each kind of call; see `subgraph`.
 
-    traces   how many of its calls were traced
+    traces   the number of its calls that were traced
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -471,7 +500,8 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _type_key(operand: Operand) -> Hashable:
-    """What a trace depends on: the type, and the size that an integer is known as."""
+    """Return a key of the operand for sharing traces: its type, and the known size of
+    an integer."""
     key, tracer = type_key(operand.type), current()
     if operand.type.shape or not isinstance(operand, TracedTensor):
         return key
@@ -481,14 +511,15 @@ def _type_key(operand: Operand) -> Hashable:
     return key, None if size is None else terms_of(size)
 
 
-def _first_same(operands: Sequence[Operand]) -> list[int]:
-    """Where each tensor stands first: as an operand, or as what a caller lent."""
+def _first_indices(operands: Sequence[Operand]) -> list[int]:
+    """Return for each tensor the first index at which it occurs, under any name."""
     first: dict[int, int] = {}
-    return [first.setdefault(id(_lender(o)), i) for i, o in enumerate(operands)]
+    return [first.setdefault(id(_outermost(o)), i) for i, o in enumerate(operands)]
 
 
-def _lender(operand: Operand) -> Operand:
-    """The tensor, of the outermost trace, that calls have lent each other as this."""
+def _outermost(operand: Operand) -> Operand:
+    """Return the tensor of the outermost trace that inner traces captured as this
+    one."""
     while (origin := getattr(operand, "origin", None)) is not None:
         operand = origin
     return operand
@@ -510,21 +541,31 @@ def _hashable(leaf: Any) -> Hashable:
 
 
 def subgraph(fn: Callable[..., Any]) -> Subgraph:
-    """A decorator: `fn` is a node of its own, traced once for all calls of one kind.
+    """A decorator that makes `fn` a node of its own, traced once for each kind of call.
 
-    So are its derivatives, and a compiled program has one native function for all calls
-    of it, unless it is so small that it is put in their places. Calls are of one kind
-    if these are the same: the code; the types of tensors and numbers that are given, or
-    that `fn` reads from enclosing functions and modules (all of which are operands of
-    the node); the values of other arguments, of defaults, and of variables that it
-    closes over, which must be hashable; and what the globals hold that it reads. So two
-    hundred layers, each of which closes over weights of its own, are traced once. The
-    values of numbers count, too, where `fn` has to know them: `if n == 0`, `range(n)`.
+    Its derivatives are traced once too, and a compiled program has one native function
+    for all calls of a kind, unless it is small enough to be inlined. Two calls are of
+    one kind if they agree in:
+
+    - the code of `fn`, and the globals that it reads;
+    - the types of tensors and numbers, passed or read from enclosing functions and
+      modules; all of these are operands of the node;
+    - the values of other arguments, defaults and closure variables, which must be
+      hashable;
+    - the values of numbers that `fn` needs to know: `if n == 0`, `range(n)`.
+
+    So two hundred layers, each of which closes over its own weights, are traced once.
 
     Raises:
-        ArgumentTypeError: an argument cannot be hashed, or `fn` is no function.
-        ResultTypeError: `fn` returns what is no tensor or number.
-        UnhashableCaptureError: `fn` closes over what cannot be hashed.
-        EndlessTraceError: `fn` calls itself without an end.
+        ArgumentTypeError: an argument cannot be hashed, or `fn` is not a function.
+        ResultTypeError: `fn` returns something other than tensors and numbers.
+        UnhashableCaptureError: `fn` closes over a value that cannot be hashed.
+        EndlessTraceError: `fn` calls itself without end.
+
+    >>> @hf.subgraph
+    ... def layer(x, w):
+    ...     return hf.tanh(x @ w)
+    >>> layer(hf.zeros((2, 3)), hf.zeros((3, 3))).shape
+    (2, 3)
     """
     return Subgraph(fn)

@@ -1,4 +1,4 @@
-"""What loops share: carries whose types settle, slices, and stacks."""
+"""Shared by loops: carries whose types settle, slices, and stacks of results."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,33 +54,35 @@ from hopflow.trace.tracer import Tracer
 
 
 def calling(fn: Callable[..., Any], tree: Any, spec: Spec) -> Callable[[Any], Any]:
-    """How a function gets a carry or operands: spread if it is a tuple, else as one."""
+    """Return a function of flat inputs that calls `fn` with them, spread if `tree` is a
+    tuple."""
     if type(tree) is tuple:
         return lambda flat: fn(*pytree.unflatten(spec, flat))
     return lambda flat: fn(pytree.unflatten(spec, flat))
 
 
 def settled_types(
-    types: Sequence[TensorType], found: Sequence[TensorType]
+    types: Sequence[TensorType], results: Sequence[TensorType]
 ) -> list[TensorType]:
-    """The types that carries take: a weak dtype gives way to what the body returns."""
+    """Return the carry's types: a weak dtype gives way to the one that the body
+    returns."""
     return [
         _settled(a, b) if a.weak and not (b.weak and b.dtype is a.dtype) else a
-        for a, b in zip(types, found, strict=True)
+        for a, b in zip(types, results, strict=True)
     ]
 
 
-def _settled(type_: TensorType, found: TensorType) -> TensorType:
-    dtype, weak = dtypes.promote((type_.dtype, True), (found.dtype, found.weak))
+def _settled(type_: TensorType, result: TensorType) -> TensorType:
+    dtype, weak = dtypes.promote((type_.dtype, True), (result.dtype, result.weak))
     return TensorType(dtype, type_.shape, weak)
 
 
-def fits(type_: TensorType, found: TensorType) -> bool:
-    """Whether a weak result may be converted to the dtype of its carry."""
-    if not found.weak or found.dtype is type_.dtype:
+def fits(type_: TensorType, result: TensorType) -> bool:
+    """Return True if a weak result may be converted to the dtype of its carry."""
+    if not result.weak or result.dtype is type_.dtype:
         return False
-    both = dtypes.promote((type_.dtype, False), (found.dtype, True))
-    return both[0] is type_.dtype
+    promoted = dtypes.promote((type_.dtype, False), (result.dtype, True))
+    return promoted[0] is type_.dtype
 
 
 def check_carry(
@@ -89,16 +91,16 @@ def check_carry(
     """Check the types of a carry that a body returned.
 
     Raises:
-        CarryTypeError: they are not those that went in; by the leaves' paths.
+        CarryTypeError: they differ from those passed in; the leaves' paths are named.
     """
-    found = sizes_aside(call, types, [o.type for o in body])
-    if leaves := mismatches(call.paths, types, found):
+    results = with_expected_sizes(call, types, [o.type for o in body])
+    if leaves := mismatches(call.paths, types, results):
         fn = name_of(function.fn)
         raise call.type_error(call.name, fn, function.where, leaves)
 
 
 def match_output(call: Call, body: Body, i: int, type_: TensorType) -> None:
-    """Have each step check the sizes of carry `i` that only a run can compare."""
+    """Make each step check the sizes of carry `i` that only a run can compare."""
     changing = call.dynamic.get(i, {}) if call.dynamic else {}
     output = body.outputs[i]
     if not isinstance(output, Value) or output.type.ndim != type_.ndim:
@@ -117,20 +119,20 @@ def trace_settled(
     function: Function,
     count: int,
     check: Callable[[Body], None],
-    others: Sequence[TensorType] = (),
+    other_types: Sequence[TensorType] = (),
 ) -> tuple[Body, list[TensorType]]:
     """Trace a body whose first `count` inputs and outputs are the carry.
 
     Where a weak carry takes another dtype the body is traced again, until the types
-    that come out are those that went in. A type only moves up the lattice of
-    promotion, so that this ends, after as many traces as the longest way there has.
+    returned are those passed in. Types only move up the lattice of promotion, so the
+    number of traces is bounded by the length of its longest path.
 
     Args:
         check: Checks the structure of the results, before anything else is done.
-        others: The types of the inputs after the carry.
+        other_types: The types of the inputs after the carry.
 
     Returns:
-        The body, its carry outputs of the types of the carry; and those types.
+        The body, with carry outputs of the carry's types; and these types.
 
     Raises:
         CarryTypeError: the carry's types do not settle.
@@ -140,7 +142,7 @@ def trace_settled(
     marks = mark(parent) if isinstance(parent, Tracer) else []
     while True:
         types = settled
-        inputs = [*types, *others]
+        inputs = [*types, *other_types]
         body = trace_body(call.name, path, function, inputs, dynamic=call.dynamic)
         check(body)
         settled = settled_types(types, body.types[:count])
@@ -161,14 +163,15 @@ def trace_settled(
 def first_carry(
     call: Call, count: int, settle: Callable[[], Sequence[TensorType]]
 ) -> list[Value]:
-    """The carry as the first step of debug mode takes it.
+    """Return the carry that the first step of debug mode takes.
 
     Args:
-        settle: Traces the body: the types that the carry settles on. Where weak leaves
-            might change it is asked; a body that cannot be traced settles as it runs.
+        settle: Traces the body and returns the types on which the carry settles. It is
+            called if weak leaves might change. If the body cannot be traced, the types
+            settle as it runs.
     """
     carry: Sequence[Operand] = call.operands[:count]
-    if any(o.type.weak for o in carry[call.counts :]):  # a counter stays what it is
+    if any(o.type.weak for o in carry[call.counts :]):  # a counter keeps its type
         with suppress(TraceError):
             carry = as_types(carry, settle())
     return [as_value(o) for o in carry]
@@ -182,13 +185,13 @@ def settle_step(
     *,
     settles: bool = True,
 ) -> list[Value]:
-    """The carry that a step of debug mode returned, as the next one takes it.
+    """Return the carry of one step of debug mode as the next step takes it.
 
     Args:
         settles: Whether weak types give way to those that were returned.
 
     Raises:
-        CarryTypeError: its types are not those that went in.
+        CarryTypeError: its types differ from those passed in.
     """
     types = [v.type for v in before]
     if settles:
@@ -203,7 +206,7 @@ def settle_step(
 
 
 def as_types(operands: Sequence[Operand], types: Sequence[TensorType]) -> list[Operand]:
-    """The first carry, converted to the types that it has settled on."""
+    """Return the first carry, converted to the types on which it has settled."""
     return [
         retyped(o, t.dtype, weak=t.weak) for o, t in zip(operands, types, strict=True)
     ]
@@ -215,35 +218,37 @@ def as_types(operands: Sequence[Operand], types: Sequence[TensorType]) -> list[O
 def dynamic_sizes(
     op: str, choice: Any, tree: Any, fn: Callable[..., Any]
 ) -> dict[int, dict[int, Dim]]:
-    """The axes of a carry whose sizes may change, from `dynamic_carry`.
+    """Return the axes of a carry whose sizes may change, from `dynamic_carry`.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: it names no leaf or axis of the carry.
+        ArgumentTypeError, ArgumentValueError: it names a leaf or an axis that the carry
+            does not have.
     """
     if choice is None:
         return {}
     args = tree if type(tree) is tuple else (tree,)
     names = parameter_names(fn, len(args))
     plans = plan_leaves(op, choice, args, names, "dynamic_carry")
-    found: dict[int, dict[int, Dim]] = {}
+    dynamic: dict[int, dict[int, Dim]] = {}
     for i, (plan, leaf) in enumerate(zip(plans, pytree.flatten(tree)[0], strict=True)):
         axes = getattr(leaf, "ndim", 0)
-        each = plan if isinstance(plan, tuple) else (plan,) * axes
+        choices = plan if isinstance(plan, tuple) else (plan,) * axes
         dims = {
             axis: dim if isinstance(dim, Dim) else Dim(f"n{i}_{axis}")
-            for axis, dim in enumerate(each)
+            for axis, dim in enumerate(choices)
             if dim
         }
         if dims:
-            found[i] = dims
-    return found
+            dynamic[i] = dims
+    return dynamic
 
 
-def sizes_aside(
-    call: Call, expected: Sequence[TensorType], found: Sequence[TensorType]
+def with_expected_sizes(
+    call: Call, expected: Sequence[TensorType], actual: Sequence[TensorType]
 ) -> list[TensorType]:
-    """Types that were found, with the sizes that were expected where any may be."""
-    types = list(found)
+    """Return the actual types, with the expected sizes on axes whose size may
+    change."""
+    types = list(actual)
     for i, dims in call.dynamic.items():
         if types[i].ndim == expected[i].ndim:
             shape = list(types[i].shape)
@@ -257,13 +262,13 @@ def check_sizes(call: Call, types: Sequence[TensorType]) -> None:
     """Check the sizes that steps change: now, or in the trace that is open.
 
     Raises:
-        CheckError: one is not allowed.
+        CheckError: a size is not allowed.
     """
     first: dict[str, tuple[Dim, Size, str]] = {}
     for i, dims in call.dynamic.items():
         for axis, dim in dims.items():
             size, place = types[i].shape[axis], f"axis {axis} of `{call.paths[i]}`"
-            known = first.setdefault(dim.name, (dim, size, place))
+            previous = first.setdefault(dim.name, (dim, size, place))
             low, high = dim.of(dim.min), dim.of(dim.max)
             most = "" if high == inf else f" to {high}"
             allowed = f"a size from {low}{most}"
@@ -273,24 +278,25 @@ def check_sizes(call: Call, types: Sequence[TensorType]) -> None:
             if dim.factor > 1:
                 fits = (size - dim.offset) % dim.factor == 0
                 conditions.append((fits, f"a size `{dim}`"))
-            if known[2] != place:
-                other, its_size, its_place = known
-                same = (size - dim.offset) * other.factor == (
-                    its_size - other.offset
+            if previous[2] != place:
+                other_dim, other_size, other_place = previous
+                is_equal = (size - dim.offset) * other_dim.factor == (
+                    other_size - other_dim.offset
                 ) * dim.factor
-                conditions.append((same, f"the `{dim}` that {its_place} gives"))
-            for holds, what in conditions:
+                conditions.append((is_equal, f"the `{dim}` that {other_place} gives"))
+            for holds, requirement in conditions:
                 if holds is not True:
-                    message = f"{call.name}: {place} must have {what}, as "
+                    message = f"{call.name}: {place} must have {requirement}, as "
                     check(holds, message + "`dynamic_carry` has it")
 
 
 def changed_types(body: Graph, count: int) -> list[TensorType]:
-    """The types of the last carry: a size that steps change is a symbol of its own."""
+    """Return the types of the last carry, with a new symbol for each size that steps
+    change."""
     types = [v.type for v in body.operands[:count]]
-    known = {v.node.symbol for v in body.symbols}
+    defined = {v.node.symbol for v in body.symbols}
     named = free_symbols(*(n for t in types for n in t.shape))
-    new: dict[Symbol, Size] = {s: fresh_symbol(s) for s in named if s not in known}
+    new: dict[Symbol, Size] = {s: fresh_symbol(s) for s in named if s not in defined}
     if not new:
         return types
     return [t.with_shape([substitute(n, new) for n in t.shape]) for t in types]
@@ -300,7 +306,8 @@ def changed_types(body: Graph, count: int) -> list[TensorType]:
 
 
 class Stacks(NamedTuple):
-    """What a loop takes slices of: its leaves with the axis first, and its length."""
+    """The stacks that a loop slices: leaves with the axis first, and the number of
+    slices."""
 
     leaves: list[Operand]
     spec: Spec
@@ -308,10 +315,11 @@ class Stacks(NamedTuple):
 
 
 def flatten_stacks(op: str, tree: Any, length: Any, dim: int) -> Stacks:
-    """The leaves of `xs` with axis `dim` moved to the front, and the loop's length.
+    """Return the leaves of `xs` with axis `dim` moved to the front, and the loop's
+    length.
 
     Raises:
-        ArgumentTypeError: a leaf is no tensor, or `length` no size.
+        ArgumentTypeError: a leaf is not a tensor, or `length` is not a size.
         ArgumentValueError: `length` is negative.
         AxisError: a leaf has no axis `dim`.
         LengthError: leading sizes differ from each other or from `length`, a leaf has
@@ -383,7 +391,7 @@ def _check_length(op: str, length: Any) -> None:
 
 
 def empty_stacks(types: Sequence[TensorType]) -> list[Value]:
-    """Zeros of these types: the stacks of a loop before its first step."""
+    """Return zeros of these types: the stacks of a loop before its first step."""
     return [apply(OPERATIONS["full"], _zero(t), shape=t.shape) for t in types]
 
 
@@ -393,48 +401,48 @@ def _zero(type_: TensorType) -> Constant:
 
 
 def runs_of(length: Size) -> Runs:
-    """How often the body of a loop of `length` steps runs."""
+    """Return how often the body of a loop of `length` steps runs."""
     return "at least once" if isinstance(length, int) and length else "any times"
 
 
 def slice_types(stacks: Sequence[TensorType]) -> list[TensorType]:
-    """The types of one step's slices."""
+    """Return the types of one step's slices."""
     return [t.with_shape(t.shape[1:]) for t in stacks]
 
 
 def slices(stacks: Sequence[Any], at: int) -> list[Any]:
-    """The slices of one step."""
+    """Return the slices of one step."""
     return [x[at] for x in stacks]
 
 
 def read_row(stack: Operand, at: Operand) -> Value:
-    """The slice at a position that the run knows."""
+    """Return the slice at a position that is known at run time."""
     return apply(dynamic_index, stack, at, axes=(0,))
 
 
 def write_row(stack: Value, row: Operand, at: Operand) -> Value:
-    """`stack` with another slice at that position."""
+    """Return `stack` with the slice at that position replaced."""
     assert dynamic_index.unview is not None
     return dynamic_index.unview(stack, as_value(row), at, axes=(0,))
 
 
 def stacked_types(types: Sequence[TensorType], length: Size) -> list[TensorType]:
-    """The types of each step's results, stacked."""
+    """Return the types of each step's results, stacked."""
     return [t.with_shape((length, *t.shape)) for t in types]
 
 
 def stacked_results(
     name: str, body: Graph, types: Sequence[TensorType], length: Size
 ) -> list[TensorType]:
-    """The types of results of `body`, stacked.
+    """Return the types of results of `body`, stacked.
 
     Raises:
-        ShapeError: a size of one is made in the body, so that steps may differ in it.
+        ShapeError: a size is computed in the body, so that it may differ between steps.
     """
-    known = {v.node.symbol for v in body.symbols}
+    defined = {v.node.symbol for v in body.symbols}
     for type_ in types:
         for symbol in free_symbols(*type_.shape):
-            if symbol not in known:
+            if symbol not in defined:
                 raise ShapeError(
                     f"{name}: what steps return is stacked, and one result is {type_}: "
                     f"each step makes the size `{symbol}` anew. Reduce it in the step, "
@@ -444,7 +452,7 @@ def stacked_results(
 
 
 def stacked(rows: Sequence[Sequence[Value]]) -> list[Value]:
-    """Each step's results (one row a step, at least one) stacked along axis 0."""
+    """Return the results of all steps (at least one row) stacked along axis 0."""
     return [_stack(column) for column in zip(*rows, strict=True)]
 
 
@@ -454,12 +462,13 @@ def _stack(values: Sequence[Value]) -> Value:
         if len(arrays) == len(values):
             weak = all(v.type.weak for v in values)
             memory = Storage(private=True)
-            found = EagerTensor(np.stack(arrays), weak=weak, storage=memory)
-            current().adopt(found)
-            return found
+            result = EagerTensor(np.stack(arrays), weak=weak, storage=memory)
+            current().adopt(result)
+            return result
     return stack(list(values))
 
 
 def spread_specs(tree: Any, spec: Spec) -> list[Spec]:
-    """The structures of the arguments that a carry or operands are given as."""
+    """Return the structures of the arguments as which a carry or operands are
+    passed."""
     return spec.children() if type(tree) is tuple else [spec]

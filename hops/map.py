@@ -1,4 +1,4 @@
-"""`map`: a function of each slice, independent of the others. All its rules."""
+"""`map`: a function applied to each slice independently; all its rules."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ class Map(RegionOperator):
 
     xs       T[length, *s] each; all the operands
     body     Graph, (*symbols, *slices, *captures) -> one step's results
-    length   how many slices there are
+    length   the number of slices
     """
 
     name = "map"
@@ -70,7 +70,7 @@ class Map(RegionOperator):
         require_callable(self.name, "f", f)
         leaves, spec, length = flatten_stacks(self.name, xs, None, dim)
         flat, args_spec = flatten_operands(self.name, "args", args)
-        # What is the same for all slices is closed over.
+        # `args` are the same for all slices, and are captured.
         shared = pytree.unflatten(args_spec, [as_value(a) for a in flat])
 
         def call(elements: Sequence[Any]) -> Any:
@@ -145,7 +145,7 @@ class Map(RegionOperator):
         operands: Sequence[Any],
         params: dict[str, Any],
     ) -> Sequence[Tangent | None]:
-        # Cotangents of what all calls read are summed, one call after the other.
+        # Cotangents of captures are summed, one call after the other.
         in_order = {**params, "num_carry": 0, "reverse": False, "unroll": 1}
         return transpose_scan(cotangents, operands, in_order)
 
@@ -188,13 +188,13 @@ def _each_example(
     progress: Any = None,
 ) -> Sequence[Value]:
     xs = [arg for arg, b in zip(args, batched, strict=True) if b]
-    xs = xs or [arange(size)]  # something to count the examples by
+    xs = xs or [arange(size)]  # to run once for each batch element
 
-    def one(x: Sequence[Any]) -> list[Value]:
-        rest, pairs = iter(x), zip(args, batched, strict=True)
-        return list(f([next(rest) if b else a for a, b in pairs]))
+    def element(x: Sequence[Any]) -> list[Value]:
+        leaves, pairs = iter(x), zip(args, batched, strict=True)
+        return list(f([next(leaves) if b else a for a, b in pairs]))
 
-    results: list[Value] = map_(one, xs, progress=progress)
+    results: list[Value] = map_(element, xs, progress=progress)
     return results
 
 
@@ -209,26 +209,33 @@ def map_(
     batch_size: int | None = None,
     progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
-    """`f(x, *args)` for each slice `x` of `xs`, the results stacked along axis 0.
+    """Compute `f(x, *args)` for each slice `x` of `xs`, and stack the results along
+    axis 0.
 
     Args:
-        f: Called with one slice, a value: a write to it is one to a private copy. It
+        f: Takes one slice, a value: in-place writes to it go to a private copy. It
             returns any pytree, and must not write to tensors of enclosing functions.
         xs: A pytree of tensors T[*s, n, *t] with `n` slices along axis `dim`; `x` has
             its structure, and leaves T[*s, *t].
         args: Pytrees of tensors and numbers, the same in each call.
-        dim: The axis of which slices are taken.
-        batch_size: How many slices are computed at once, as `hf.vmap` does; the last
-            ones may be fewer. None: each by itself.
-        progress: A label to show a bar of, or a function; see `while_loop`.
+        dim: The axis along which slices are taken.
+        batch_size: The number of slices that are computed at once, as `hf.vmap` does;
+            the remainder is computed separately. None: each slice by itself.
+        progress: A label to show a progress bar with, or a function; see `while_loop`.
+
+    Returns:
+        The pytree that `f` returns, with leaves [n, ...].
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: `batch_size` is no positive int, or
-            `progress` neither a label nor a function.
-        LengthError: the leaves of `xs` have different numbers of slices, or there is
-            none.
-        MutationError: `f` writes to what it closes over.
-        ResultTypeError: `f` returns what is no tensor or number.
+        ArgumentTypeError, ArgumentValueError: `batch_size` is not a positive int, or
+            `progress` is neither a label nor a function.
+        LengthError: the leaves of `xs` have different numbers of slices, or there is no
+            leaf.
+        MutationError: `f` writes to a captured tensor.
+        ResultTypeError: `f` returns something other than tensors and numbers.
+
+    >>> hf.map(lambda x: x * x, hf.asarray([1, 2, 3]))
+    Tensor([1, 4, 9], i64[3])
     """
     shown = as_progress("map", progress).get("progress")
     if batch_size is None and shown is None:
@@ -238,55 +245,55 @@ def map_(
     leaves, spec, length = flatten_stacks("map", xs, None, dim)
     values = [as_value(x) for x in leaves]
 
-    def one(elements: Sequence[Any], *rest: Any) -> Any:
-        return f(pytree.unflatten(spec, elements), *rest)
+    def element(elements: Sequence[Any], *shared: Any) -> Any:
+        return f(pytree.unflatten(spec, elements), *shared)
 
     if batch_size is None:
         size = _FEWEST
         if isinstance(length, int):
             size = max(min(size, length), length // _PARTS, 1)
-        several = functools.partial(map_, one)
+        map_part = functools.partial(map_, element)
     else:
         size = as_integer("map", "batch_size", batch_size)
         if size < 1:
             raise ArgumentValueError(
                 f"map: `batch_size` must be positive, and is {size}."
             )
-        several = vmap(one, (0, *[None] * len(args)))
-    return _in_batches(several, values, args, length, size, shown)
+        map_part = vmap(element, (0, *[None] * len(args)))
+    return _in_batches(map_part, values, args, length, size, shown)
 
 
-# How a map that tells its progress is cut: each part of it is told of.
+# A map with `progress` is split into parts, and reports after each part.
 _PARTS: Final = 64
-_FEWEST: Final = 16  # slices in a part: they are computed side by side
+_FEWEST: Final = 16  # slices in a part, which are computed in parallel
 
 
 def _in_batches(
-    several: Callable[..., Any],
+    map_part: Callable[..., Any],
     leaves: Sequence[Value],
     args: tuple[Any, ...],
     length: Size,
     size: int,
     progress: Progress | None,
 ) -> Any:
-    """`several` of all slices along axis 0, `size` of them at once."""
+    """Return `map_part` of all slices along axis 0, `size` of them at once."""
     count = length // size
     full = count * size
     is_even = isinstance(length, int) and 0 < length == full
-    first = length - full  # the rest comes first: then the last part is the end
-    rest = None if is_even else several([x[:first] for x in leaves], *args)
+    first = length - full  # the remainder is computed first
+    remainder = None if is_even else map_part([x[:first] for x in leaves], *args)
     if progress is None and isinstance(count, int) and count == 0:
-        return rest
+        return remainder
     batches = [reshape(x[first:], (count, size, *x.shape[1:])) for x in leaves]
     if progress is None:
-        rows = map_(several, batches, *args)
+        rows = map_(map_part, batches, *args)
     else:
         before = first if isinstance(first, int) else 0
-        told: Any = in_batches(progress, size, before)
-        step = lambda _, batch: (None, several(batch, *args))  # noqa: E731
-        rows = scan(step, None, batches, progress=told)[1]
-    found = pytree.tree_map(lambda y: reshape(y, (full, *y.shape[2:])), rows)
-    return found if is_even else pytree.tree_map(_joined, rest, found)
+        part_progress: Any = in_batches(progress, size, before)
+        step = lambda _, batch: (None, map_part(batch, *args))  # noqa: E731
+        rows = scan(step, None, batches, progress=part_progress)[1]
+    results = pytree.tree_map(lambda y: reshape(y, (full, *y.shape[2:])), rows)
+    return results if is_even else pytree.tree_map(_joined, remainder, results)
 
 
 def _joined(x: Any, y: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Rules that a user's operator has of its own, and the derived ones that follow them.
+"""Custom derivative rules of a user's operator class, and the pullbacks that follow.
 
-Such rules are called as `debug` is, with pytrees and functions. A function is then a
-pytree itself, of the tensors that it closes over, so that it has tangents, cotangents
-and examples as other arguments have.
+Such rules are called as `debug` is, with pytrees and functions. A function argument is
+itself a pytree of the tensors that it closes over, so that it has tangents, cotangents
+and a batch dimension as any other argument.
 """
 
 import re
@@ -59,7 +59,7 @@ class Leaf(NamedTuple):
     """A leaf of the user's arguments.
 
     path   how a user would write it
-    key    the param or input that stands for it
+    key    the name of its param or input
     """
 
     path: str
@@ -69,12 +69,12 @@ class Leaf(NamedTuple):
 
     @property
     def is_static(self) -> bool:
-        """Whether it is no data."""
+        """Return True if it is not data."""
         return self.kind != "operand"
 
 
 def keys_of(paths: Iterable[str]) -> list[str]:
-    """Names for params and inputs, one for each of the paths."""
+    """Return distinct names for params and inputs, one for each path."""
     taken = dict.fromkeys(RESERVED)
     reserved = len(taken)
     for path in paths:
@@ -91,13 +91,13 @@ def filled(
     operands: Sequence[Any],
     functions: Sequence[Any],
 ) -> Any:
-    """(args, kwargs) with these operands and functions."""
-    rest = {"operand": iter(operands), "function": iter(functions)}
-    found = [
-        leaf.value if leaf.kind == "static" else next(rest[leaf.kind])
+    """Return (args, kwargs) with these operands and functions."""
+    leaves_by_kind = {"operand": iter(operands), "function": iter(functions)}
+    data = [
+        leaf.value if leaf.kind == "static" else next(leaves_by_kind[leaf.kind])
         for leaf in leaves
     ]
-    return pytree.unflatten(spec, found)
+    return pytree.unflatten(spec, data)
 
 
 class KindOfCall(NamedTuple):
@@ -105,8 +105,8 @@ class KindOfCall(NamedTuple):
 
     spec      the structure of its arguments
     results   that of its results
-    written   which of the operands and captures the further outputs are written to;
-              None: to what nothing else reads
+    written   for each further output the index of the operand or capture that it is
+              written to; None if nothing else reads the tensor written to
     """
 
     spec: Spec
@@ -118,7 +118,7 @@ class KindOfCall(NamedTuple):
 class _Graphs:
     """The graphs of a function, one for each kind of call.
 
-    symbols  what is passed for its symbols
+    symbols  the values of its symbols
     places   which of the node's captures the function closes over
     """
 
@@ -133,8 +133,8 @@ class _Graphs:
         return self.name
 
     @classmethod
-    def of(cls, name: str, rules: "OwnRules") -> "_Graphs":
-        """Those of a call."""
+    def of(cls, name: str, rules: "CustomRules") -> "_Graphs":
+        """Return the graphs of one function of a call."""
         graphs, kinds = rules.params.get(name, ()), rules.kinds[name]
         graphs = (graphs,) if isinstance(graphs, Graph) else graphs
         used: set[int] = set()
@@ -145,75 +145,78 @@ class _Graphs:
         return cls(rules.name, name, graphs, kinds, rules.symbols, sorted(used))
 
     def closing(self, graph: Graph) -> Graph:
-        """One of them with inputs only for what the function closes over."""
-        own = copy(graph)
+        """Return a graph whose captures are only those the function closes over."""
+        closed = copy(graph)
         captures = [graph.captures[i] for i in self.places]
-        own.inputs = [*graph.symbols, *graph.operands, *captures]
-        return own
+        closed.inputs = [*graph.symbols, *graph.operands, *captures]
+        return closed
 
 
 class Closure:
-    """A function as rules get it: called as it is, and a pytree of its captures."""
+    """A function argument of a rule: callable, and a pytree of its captures."""
 
-    __slots__ = ("captures", "own")
+    __slots__ = ("captures", "definition")
 
-    def __init__(self, captures: Sequence[Any], own: _Graphs) -> None:
+    def __init__(self, captures: Sequence[Any], definition: _Graphs) -> None:
         self.captures = list(captures)
-        self.own = own
+        self.definition = definition
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        own = self.own
-        operands, spec = flatten_operands(own.op, f"{own.name}: args", (args, kwargs))
-        for graph, kind in zip(own.graphs, own.kinds, strict=True):
+        definition = self.definition
+        operands, spec = flatten_operands(
+            definition.op, f"{definition.name}: args", (args, kwargs)
+        )
+        for graph, kind in zip(definition.graphs, definition.kinds, strict=True):
             if kind.spec == spec and _takes(graph, operands):
-                given = [*own.symbols, *operands, *self.captures]
-                outputs = interpret(own.closing(graph), given, bind_again)
-                found = list(map(as_value, outputs))
+                arguments = [*definition.symbols, *operands, *self.captures]
+                outputs = interpret(definition.closing(graph), arguments, bind_again)
+                results = list(map(as_value, outputs))
                 inputs = dict(enumerate(operands))
                 first = len(operands)
-                for place, tensor in zip(own.places, self.captures, strict=True):
+                for place, tensor in zip(definition.places, self.captures, strict=True):
                     inputs[first + place] = tensor
                 count = kind.results.num_leaves
-                for target, value in zip(kind.written, found[count:], strict=True):
+                for target, value in zip(kind.written, results[count:], strict=True):
                     if target is not None:
                         commit([inputs[target]], [value])
-                return pytree.unflatten(kind.results, found[:count])
+                return pytree.unflatten(kind.results, results[:count])
         types = ", ".join(str(o.type) for o in operands)
         raise OperatorError(
-            f"{own.op}: a rule calls `{own.name}` with ({types}), as `debug` never "
-            "does: only of its calls there are graphs. Call it in `debug` like that."
+            f"{definition.op}: a rule calls `{definition.name}` with ({types}), "
+            "as `debug` never does: only of its calls there are graphs. Call it in "
+            "`debug` like that."
         )
 
 
 pytree.register(
     Closure,
-    lambda c: (c.captures, c.own, [str(i) for i in range(len(c.captures))]),
-    lambda own, captures: Closure(list(captures), own),
+    lambda c: (c.captures, c.definition, [str(i) for i in range(len(c.captures))]),
+    lambda definition, captures: Closure(list(captures), definition),
     by_name=False,
 )
 
 
 def _takes(graph: Graph, operands: Sequence[Operand]) -> bool:
-    """Whether these may be the operands of a graph."""
-    own = graph.operands
-    return len(own) == len(operands) and all(
-        may_be(v.type, o.type) for v, o in zip(own, operands, strict=True)
+    """Return True if these may be the operands of a graph."""
+    inputs = graph.operands
+    return len(inputs) == len(operands) and all(
+        may_be(v.type, o.type) for v, o in zip(inputs, operands, strict=True)
     )
 
 
 @dataclass(eq=False)
-class OwnRules(Rules):
+class CustomRules(Rules):
     """The rules of a class, for a call of its operator.
 
-    They are those of what `debug` returns. What it writes, and the functions given to
-    it, has the derivatives that follow from `debug`.
+    They differentiate the result of `debug`. Derivatives of the tensors that `debug`
+    writes to, and of the functions passed to it, are derived from `debug`.
 
     leaves   of the arguments
     spec     the structure of (args, kwargs)
-    kinds    by the name of a function the kinds of its calls
+    kinds    the kinds of calls of each function, by its name
     returns  the structure of the result
     params   the graphs of the call
-    symbols  what is passed for their symbols
+    symbols  the values of their symbols
     types    of the inputs
     """
 
@@ -239,38 +242,38 @@ class OwnRules(Rules):
 
     @property
     def kind(self) -> Any:
-        others = [kind_of_value(x.value) for x in self.leaves if x.is_static]
-        return id(self.op), self.spec, others
+        statics = [kind_of_value(x.value) for x in self.leaves if x.is_static]
+        return id(self.op), self.spec, statics
 
     def refused(self, type_: TensorType) -> DerivativeError:
-        found: DerivativeError = self.op.not_given(self.offered[0], type_, {})
-        return found
+        error: DerivativeError = self.op.not_given(self.offered[0], type_, {})
+        return error
 
-    def at(self, symbols: Sequence[Operand]) -> "OwnRules":
+    def at(self, symbols: Sequence[Operand]) -> "CustomRules":
         rules = replace(self, symbols=symbols)
         rules.below = self.below
         return rules
 
     def tree(self, values: Sequence[Any]) -> Any:
-        """(args, kwargs) of these inputs."""
+        """Return (args, kwargs) made of these inputs."""
         count = sum(leaf.kind == "operand" for leaf in self.leaves)
-        own = [_Graphs.of(name, self) for name in self.kinds]
-        closures = [Closure([values[count + i] for i in g.places], g) for g in own]
+        graphs = [_Graphs.of(name, self) for name in self.kinds]
+        closures = [Closure([values[count + i] for i in g.places], g) for g in graphs]
         return filled(self.leaves, self.spec, values[:count], closures)
 
     def inputs(self, values: Sequence[Value]) -> Sequence[Value]:
-        """The inputs for a rule, whose functions may write to them."""
-        writes = any(kind.written for own in self.kinds.values() for kind in own)
+        """Return the inputs of a rule: copies if its functions may write to them."""
+        writes = any(kind.written for kinds in self.kinds.values() for kind in kinds)
         outputs = self.params["meaning"].outputs
         writes = writes or len(outputs) > self.returns.num_leaves
         return list(map(own_copy, values)) if writes else values
 
     def run(self, rule: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """What a rule of the class, or a pullback, returns.
+        """Return the result of a rule of the class, or of a pullback.
 
         Raises:
-            ArgumentTypeError: it does not take such arguments.
-            MutationError: it writes to what it has not made.
+            ArgumentTypeError: it does not accept these arguments.
+            MutationError: it writes to a tensor that it has not created.
         """
         role = getattr(rule, "__name__", "pullback")
         function = Function(role, rule, (), lambda _: rule(*args, **options))
@@ -281,15 +284,15 @@ class OwnRules(Rules):
     def results(
         self, rule: Callable[..., Any], tree: Any, inputs: Sequence[Value]
     ) -> tuple[list[Value], Spec]:
-        """What a rule gives as the operator's results.
+        """Return the results of the operator that a rule returns, and their structure.
 
         Raises:
-            ResultTypeError, StructureError, RuleTypeError: they are others than those
-                of `debug`.
+            ResultTypeError, StructureError, RuleTypeError: they differ from those of
+                `debug`.
         """
         function = Function(rule.__name__, rule, (), lambda _: tree)
-        found, spec = flatten_results(self.name, function, tree)
-        values = list(map(as_value, found))
+        leaves, spec = flatten_results(self.name, function, tree)
+        values = list(map(as_value, leaves))
         args: list[Any] = [*self.symbols, *inputs]
         types = result_types(self.op, args, dict(self.params))
         expected = self.returns, types[: self.returns.num_leaves]
@@ -297,17 +300,18 @@ class OwnRules(Rules):
         check_rule(self.name, label, "`debug`", expected, inputs, (spec, values))
         return values, spec
 
-    def push(self, values: Sequence[Value], given: Sequence[Tangent]) -> Pushed:
-        """
+    def push(self, values: Sequence[Value], tangents: Sequence[Tangent]) -> Pushed:
+        """Run the rule for tangents.
+
         Raises:
-            ResultTypeError, StructureError, ShapeError, DTypeError: the rule returns
-                something else than a pair of results and tangents like them.
+            ResultTypeError, StructureError, ShapeError, DTypeError: the rule does not
+                return a pair of results and tangents like them.
         """
         inputs, rule, name = self.inputs(values), self.op.jvp, f"{self.name}.jvp"
         primals, options = self.tree(inputs)
-        own, _ = self.tree(given)
+        trees, _ = self.tree(tangents)
         dots = pytree.tree_map(
-            lambda t: instantiate(t) if isinstance(t, Value | Zero) else t, own
+            lambda t: instantiate(t) if isinstance(t, Value | Zero) else t, trees
         )
         pair = self.run(rule, primals, dots, **options)
         tree, tangent = as_pair(name, pair, "tangent")
@@ -315,10 +319,11 @@ class OwnRules(Rules):
         return results, like(name, "tangent", tangent, results, spec)
 
     def pull(self, values: Sequence[Value]) -> Pulled:
-        """
+        """Run the rule for cotangents, and trace its pullback.
+
         Raises:
             ResultTypeError, StructureError, ShapeError, DTypeError: the rule or its
-                pullback returns something else than results and cotangents like them.
+                pullback does not return results or cotangents like those of `debug`.
         """
         inputs, rule = self.inputs(values), self.op.vjp
         args, options = self.tree(inputs)
@@ -329,9 +334,11 @@ class OwnRules(Rules):
         nonzero: list[int] = []
 
         def call(flat: Sequence[Any]) -> list[Value]:
-            rest = iter(flat)
+            float_cts = iter(flat)
             cts = [
-                next(rest) if is_differentiable(v.type) else instantiate(Zero(v.type))
+                next(float_cts)
+                if is_differentiable(v.type)
+                else instantiate(Zero(v.type))
                 for v in results
             ]
             trees = self.run(pullback, pytree.unflatten(spec, cts))
@@ -356,34 +363,34 @@ class OwnRules(Rules):
                 if (symbol := var.node.symbol) is not None
             ]
             cts = map(instantiate, cotangents)
-            found = interpret(graph, [*sizes, *cts, *residuals[first:]], bind_again)
-            return unpacked(arguments, nonzero, map(as_value, found))
+            outputs = interpret(graph, [*sizes, *cts, *residuals[first:]], bind_again)
+            return unpacked(arguments, nonzero, map(as_value, outputs))
 
         residuals = map(as_value, [*closed.symbols, *closed.captures])
         return results, list(residuals), pulled
 
     def pulled(self, trees: Any) -> list[Tangent]:
-        """The cotangents of inputs `wrt`, by what a pullback has returned."""
-        wanted = list(map(Unknown, self.types))  # no two are one object
-        args, _ = self.tree(wanted)
+        """Return the cotangents of inputs `wrt` that a pullback has returned."""
+        unknowns = list(map(Unknown, self.types))  # no two are one object
+        args, _ = self.tree(unknowns)
         if not isinstance(trees, tuple | list) or len(trees) != len(args):
             raise ResultTypeError(
                 f"{self.name}.vjp: the pullback must return a tuple of {len(args)} "
                 "cotangents, one for each argument given by position and None for "
                 f"zero, and returns {pytree.structure(trees)}."
             )
-        # A tensor that several functions close over is in each of them.
+        # A tensor that several functions close over gets the sum of their cotangents.
         totals: dict[int, Tangent] = {}
         for tree, arg in zip(trees, args, strict=True):
             if tree is None:
                 continue
             leaves, spec = pytree.flatten(arg)
             data = [x if isinstance(x, Unknown) else _NO_DATA for x in leaves]
-            found = like(f"{self.name}.vjp", "cotangent", tree, data, spec)
-            for x, ct in zip(data, found, strict=True):
+            cts = like(f"{self.name}.vjp", "cotangent", tree, data, spec)
+            for x, ct in zip(data, cts, strict=True):
                 totals[id(x)] = added(totals.get(id(x), Zero(x.type)), ct)
-        own = [wanted[k] for k in self.wrt]
-        return [totals.get(id(x), Zero(x.type)) for x in own]
+        inputs = [unknowns[k] for k in self.wrt]
+        return [totals.get(id(x), Zero(x.type)) for x in inputs]
 
 
 _REFUSAL: Final = "a rule computes, and writes nothing. Return the new value."

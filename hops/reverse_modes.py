@@ -1,11 +1,12 @@
-"""Reverse derivatives of `while_loop` from a few carries; it makes the others again.
+"""Reverse mode of `while_loop` from a few checkpoints, which recomputes other carries.
 
 The forward pass is the loop itself, which counts its steps. The backward pass is a
-program of loops: from the last carry that was kept it runs towards the last step, keeps
-carries on its way, and takes that step backwards; then the one before it. Which carries
-are kept is the schedule of Griewank and Walther ("Algorithm 799: revolve", ACM TOMS 26,
-2000), by which the fewest steps are made: with `s` carries none is made more often than
-`r` times in the backward pass if there are no more than `binomial(s + r, s)`.
+program of loops: it runs from the last checkpoint towards the last step, saves
+checkpoints on its way, and takes that step backwards; then the one before it. The
+schedule of checkpoints is that of Griewank and Walther ("Algorithm 799: revolve", ACM
+TOMS 26, 2000), which recomputes the fewest steps: with `s` checkpoints no step is
+computed more than `r` times in the backward pass if there are at most
+`binomial(s + r, s)` steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +65,16 @@ COUNTER: Final = TensorType(dtypes.int64)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A `reverse_mode`: the backward pass keeps `count` carries, recomputes others."""
+    """A `reverse_mode`: the backward pass keeps `count` carries and recomputes the
+    others.
+
+    >>> def power(x):
+    ...     step = lambda i, y: (i + 1, y * x)
+    ...     mode = hf.Checkpoint(2)
+    ...     return hf.while_loop(lambda i, y: i < 5, step, (0, x), reverse_mode=mode)[1]
+    >>> hf.grad(power)(2.0)
+    Tensor(192., f32[])
+    """
 
     count: int
 
@@ -82,15 +92,15 @@ class Checkpoint:
 
 
 class _Loop(NamedTuple):
-    """A loop of `steps` steps, and what its derivative is given.
+    """A loop of `steps` steps, and the tangents or cotangents of its derivative.
 
-    body     Graph, (*symbols, *primals) -> carry
-    carried  how many leaves the carry has
-    active   which of the primals there is a derivative in
-    levels   how many axes of examples `given` has before its own
-    primals  the first carry, and captures
-    given    tangents of the active primals, or cotangents of the active carry
-    progress   whom the steps backwards tell how far they are
+    body       Graph, (*symbols, *primals) -> carry
+    carried    the number of leaves of the carry
+    active     the primals that are differentiated
+    levels     the number of leading batch dimensions of `seeds`
+    primals    the first carry, and captures
+    seeds      tangents of the active primals, or cotangents of the active carry
+    progress   the progress report that the backward steps update
     """
 
     body: Graph
@@ -100,7 +110,7 @@ class _Loop(NamedTuple):
     symbols: Sequence[Any]
     primals: Sequence[Any]
     steps: Any
-    given: Sequence[Any]
+    seeds: Sequence[Any]
     progress: Any
 
     @classmethod
@@ -121,64 +131,66 @@ class _Loop(NamedTuple):
         )
 
     def args(self, **changed: Any) -> list[Any]:
-        """The args of a node, with others in places of some."""
+        """Return the args of a node, with some fields changed."""
         loop = self._replace(**changed)
         carry, captures = loop.primals[: self.carried], loop.primals[self.carried :]
-        return [*loop.symbols, *carry, loop.steps, *loop.given, *captures]
+        return [*loop.symbols, *carry, loop.steps, *loop.seeds, *captures]
 
     @property
     def carry(self) -> Sequence[Any]:
         return self.primals[: self.carried]
 
     def at(self, carry: Sequence[Any]) -> "_Loop":
-        """The loop from another carry on."""
+        """Return the loop from another carry on."""
         return self._replace(primals=[*carry, *self.primals[self.carried :]])
 
     def in_levels(self, types: Sequence[TensorType]) -> list[TensorType]:
-        """The types of what is given, for those of one example."""
-        lead = self.given[0].type.shape[: self.levels]
+        """Return these types with the leading batch dimensions of `seeds`."""
+        lead = self.seeds[0].type.shape[: self.levels]
         return [t.with_shape((*lead, *t.shape)) for t in types]
 
-    def own(self) -> list[Any]:
-        """The active primals."""
-        return _chosen(self.primals, self.active)
+    def active_primals(self) -> list[Any]:
+        """Return the active primals."""
+        return _active(self.primals, self.active)
 
-    def own_carry(self) -> list[Any]:
-        """The active carry."""
-        return _chosen(self.carry, self.active)
+    def active_carry(self) -> list[Any]:
+        """Return the active leaves of the carry."""
+        return _active(self.carry, self.active)
 
-    def with_own(self, own: Sequence[Any]) -> "_Loop":
-        """The loop with other active primals."""
-        rest = iter(own)
+    def with_active(self, primals: Sequence[Any]) -> "_Loop":
+        """Return the loop with other active primals."""
+        replacements = iter(primals)
         pairs = zip(self.primals, self.active, strict=True)
-        return self._replace(primals=[next(rest) if a else x for x, a in pairs])
+        return self._replace(primals=[next(replacements) if a else x for x, a in pairs])
 
     def reached_from(self, tangents: Sequence[Tangent]) -> "_Loop":
-        """The loop with those primals active too that a tangent reaches, from any."""
+        """Return the loop in which each primal is active too that a nonzero tangent
+        reaches."""
         pairs = list(zip(self.primals, self.active, tangents, strict=True))
-        marks = [x if own or not is_zero(t) else Zero(x.type) for x, own, t in pairs]
+        marks = [x if was or not is_zero(t) else Zero(x.type) for x, was, t in pairs]
         symbols = [Zero(x.type) for x in self.symbols]
         params = {**_as_scan(self), "length": 2}
         operands = [*self.symbols, *self.primals]
         reach, _ = reached(SCAN, operands, [*symbols, *marks], params)
         active = tuple(reach[len(symbols) :])
-        lead = self.given[0].type.shape[: self.levels]
-        rest = iter(self.given)
-        given = [
-            next(rest) if own else zeros((*lead, *x.type.shape), dtype=x.type.dtype)
-            for x, own, now in zip(self.carry, self.active, active, strict=False)
-            if now
+        lead = self.seeds[0].type.shape[: self.levels]
+        nonzero = iter(self.seeds)
+        seeds = [
+            next(nonzero) if was else zeros((*lead, *x.type.shape), dtype=x.type.dtype)
+            for x, was, becomes in zip(self.carry, self.active, active, strict=False)
+            if becomes
         ]
-        return self._replace(active=active, given=given)
+        return self._replace(active=active, seeds=seeds)
 
     def step(self) -> list[Value]:
-        """The next carry."""
+        """Return the next carry."""
         results = interpret(self.body, [*self.symbols, *self.primals], bind_again)
         return list(map(as_value, results))
 
-    def step_of(self, *own: Any) -> list[Value]:
-        """The next active carry, from the active primals."""
-        return _chosen(self.with_own(own).step(), self.active)
+    def step_of(self, *primals: Any) -> list[Value]:
+        """Return the active leaves of the next carry, as a function of the active
+        primals."""
+        return _active(self.with_active(primals).step(), self.active)
 
 
 def _as_scan(loop: _Loop) -> dict[str, Any]:
@@ -191,7 +203,7 @@ def _as_scan(loop: _Loop) -> dict[str, Any]:
 
 
 def _has_rules(body: Graph) -> bool:
-    """Whether a derivative is taken there by a user's rule."""
+    """Return True if a call in the graph has a custom derivative rule."""
     return any(
         isinstance(node.op, RegionOperator)
         and node.op.has_custom_derivative(node.params)
@@ -199,39 +211,40 @@ def _has_rules(body: Graph) -> bool:
     )
 
 
-def _leaves(body: Graph) -> list[TensorType]:
-    """The types of the primals."""
+def _primal_types(body: Graph) -> list[TensorType]:
+    """Return the types of the primals."""
     return [v.type.strong() for v in (*body.operands, *body.captures)]
 
 
-def _chosen(leaves: Sequence[Any], active: Sequence[bool]) -> list[Any]:
-    """The active leaves of the primals, or of the carry alone."""
-    return [x for x, own in zip(leaves, active, strict=False) if own]
+def _active(leaves: Sequence[Any], active: Sequence[bool]) -> list[Any]:
+    """Return the active leaves of the primals, or of the carry alone."""
+    return [x for x, is_active in zip(leaves, active, strict=False) if is_active]
 
 
-def _each(f: Callable[..., Any], levels: int) -> Callable[..., Any]:
-    """`f` for each example along so many axes."""
+def _vmapped(f: Callable[..., Any], levels: int) -> Callable[..., Any]:
+    """Return `f` mapped over this number of leading batch dimensions."""
     for _ in range(levels):
         f = vmap(f)
     return f
 
 
 class _LoopDerivative(RegionOperator):
-    """`name(symbols; carry, steps, given; captures; body, ...) -> results`
+    """`name(symbols; carry, steps, seeds; captures; body, ...) -> results`
 
-    carry      the first one of a loop
-    steps      i64[]: how many steps it makes
-    given      tangents or cotangents; see `_Loop`
+    carry      the first carry of a loop
+    steps      i64[]: the number of its steps
+    seeds      tangents or cotangents; see `_Loop`
     body       Graph, (*symbols, *carry, *captures) -> carry, one step
-    num_carry  how many leaves the carry has
-    active     which of the carry and the captures there is a derivative in
-    levels     how many axes of examples `given` and the results have before their own
-    kept       how many carries the backward pass keeps; None: about `sqrt(2 * steps)`
+    num_carry  the number of leaves of the carry
+    active     the leaves of the carry and the captures that are differentiated
+    levels     the number of leading batch dimensions of `seeds` and the results
+    kept       the number of carries that the backward pass keeps; None: about
+               `sqrt(2 * steps)`
 
-    A node of it means a graph, which is made where it is needed.
+    The graph that defines a node is built when it is needed.
 
     Args:
-        family: The three operators, of which one transposes or differentiates another.
+        family: The three operators, whose derivatives and transposes are each other.
     """
 
     droppable = False
@@ -240,26 +253,26 @@ class _LoopDerivative(RegionOperator):
     def __init__(self, family: "LoopDerivatives") -> None:
         self.family = family
 
-    def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
-        """The results."""
+    def expand(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        """Return the results, in terms of other operators."""
         raise NotImplementedError
 
-    def in_reverse(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
-        """The results, in the way that reverse derivatives are taken of."""
-        return self.meaning(loop, kept)
+    def expand_in_reverse(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        """Return the results, in terms of operators that support reverse mode."""
+        return self.expand(loop, kept)
 
-    # What is given, and the results, belong each to one of the primals.
+    # Each input in `seeds`, and each result, belongs to one of the primals.
 
-    def takes(self, loop: _Loop) -> Sequence[Any]:
-        """The primals of what is given."""
+    def primals_of_seeds(self, loop: _Loop) -> Sequence[Any]:
+        """Return the primals of the inputs `seeds`."""
         raise NotImplementedError
 
-    def gives(self, loop: _Loop) -> Sequence[Any]:
-        """The primals of the results."""
+    def primals_of_results(self, loop: _Loop) -> Sequence[Any]:
+        """Return the primals of the results."""
         raise NotImplementedError
 
     def fixed(self, loop: _Loop) -> Sequence[Any]:
-        """The first of what is given, which the results are not linear in alone."""
+        """Return the leading inputs in `seeds` that the transpose leaves fixed."""
         return ()
 
     def transposed(self) -> "_LoopDerivative":
@@ -267,31 +280,34 @@ class _LoopDerivative(RegionOperator):
 
     def infer(self, *types: TensorType, **params: Any) -> tuple[TensorType, ...]:
         loop = _Loop.of(list(map(Unknown, types)), params)
-        own = self.gives(loop._replace(primals=_leaves(loop.body)))
-        return tuple(loop.in_levels(own))
+        results = self.primals_of_results(
+            loop._replace(primals=_primal_types(loop.body))
+        )
+        return tuple(loop.in_levels(results))
 
     def graph(
         self,
-        meaning: Callable[[_Loop, int | None], Sequence[Value]],
+        expand: Callable[[_Loop, int | None], Sequence[Value]],
         args: Sequence[Any],
         params: dict[str, Any],
     ) -> Graph:
-        """What a node means, as a graph of its args, over the body's symbols."""
+        """Return the graph that defines a node: a function of its args, over the body's
+        symbols."""
         body: Graph = params["body"]
-        loop, leaves = _Loop.of(args, params), _leaves(body)
-        given = loop.in_levels(self.takes(loop._replace(primals=leaves)))
-        types = loop.args(symbols=(), primals=leaves, steps=COUNTER, given=given)
+        loop, leaves = _Loop.of(args, params), _primal_types(body)
+        seeds = loop.in_levels(self.primals_of_seeds(loop._replace(primals=leaves)))
+        types = loop.args(symbols=(), primals=leaves, steps=COUNTER, seeds=seeds)
         tracer = Tracer(None, body.name, env=user_env())
         symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
         inputs = [TracedTensor(tracer, tracer.define(s)) for s in symbols]
         inputs += [tracer.operand(t, f"x{i}") for i, t in enumerate(types)]
         with using(tracer):
-            return tracer.close(meaning(_Loop.of(inputs, params), params["kept"]))
+            return tracer.close(expand(_Loop.of(inputs, params), params["kept"]))
 
     # --- rules ---
 
     def _never(self, *_args: Any, **_params: Any) -> Any:
-        """It is no function of the user's."""
+        """Raise an error, since users cannot call the operator."""
         raise GraphError(f"{self.name}: derivatives alone make it.")
 
     debug: Any = _never
@@ -299,7 +315,7 @@ class _LoopDerivative(RegionOperator):
     export = derived
 
     def lower(self, types: Any, *args: Any, **params: Any) -> Inline:
-        return Inline(self.graph(self.meaning, args, params), args)
+        return Inline(self.graph(self.expand, args, params), args)
 
     def interpret(
         self,
@@ -307,8 +323,8 @@ class _LoopDerivative(RegionOperator):
         params: dict[str, Any],
         evaluate: Evaluate = run_graph,
     ) -> tuple[Value, ...]:
-        found = evaluate(self.graph(self.meaning, args, params), args)
-        return tuple(map(as_value, found))
+        results = evaluate(self.graph(self.expand, args, params), args)
+        return tuple(map(as_value, results))
 
     def batch_rule(
         self,
@@ -317,28 +333,28 @@ class _LoopDerivative(RegionOperator):
         args: Sequence[Operand],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[bool]]:
-        """A loop of one more level if the primals are the same for all examples; else
-        one whose steps are batched."""
+        """If the primals are not batched, return the results of a loop with one more
+        level, else those of a loop with batched steps."""
         loop, is_batched = _Loop.of(args, params), _Loop.of(batched, params)
         if is_batched.steps or isinstance(size, SymInt):
             return each_example(self, size, batched, args, params)
-        given = [
+        seeds = [
             as_value(in_batch(size, b, x))
-            for x, b in zip(loop.given, is_batched.given, strict=True)
+            for x, b in zip(loop.seeds, is_batched.seeds, strict=True)
         ]
         primals, place = loop.primals, loop.levels
         if any(is_batched.primals):
-            wanted = map(or_, is_batched.primals, loop.active)
-            body, now = _batched_step(loop.body, size, loop.carried, list(wanted))
+            masks = map(or_, is_batched.primals, loop.active)
+            body, mask = _batched_step(loop.body, size, loop.carried, list(masks))
             params = {**params, "body": body}
             primals = [
                 in_batch(size, was, x) if b else x
-                for x, was, b in zip(primals, is_batched.primals, now, strict=True)
+                for x, was, b in zip(primals, is_batched.primals, mask, strict=True)
             ]
-            given = [moved(x, 0, place) for x in given]
+            seeds = [moved(x, 0, place) for x in seeds]
         else:
             params, place = {**params, "levels": place + 1}, 0
-        results = bind_again(self, loop.args(primals=primals, given=given), params)
+        results = bind_again(self, loop.args(primals=primals, seeds=seeds), params)
         return [moved(r, place, 0) for r in results], [True] * len(results)
 
     def jvp_rule(
@@ -347,7 +363,7 @@ class _LoopDerivative(RegionOperator):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-        graph = self.graph(self.meaning, operands, params)
+        graph = self.graph(self.expand, operands, params)
         return differentiate(graph, operands, tangents, None)
 
     def linearize_rule(
@@ -356,9 +372,11 @@ class _LoopDerivative(RegionOperator):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
-        graph = self.graph(self.in_reverse, operands, params)
-        values, found = differentiate(graph, operands, tangents, linear_of(tangents))
-        return values, lambda _: found
+        graph = self.graph(self.expand_in_reverse, operands, params)
+        values, result_dots = differentiate(
+            graph, operands, tangents, linear_of(tangents)
+        )
+        return values, lambda _: result_dots
 
     def transpose_rule(
         self,
@@ -368,10 +386,10 @@ class _LoopDerivative(RegionOperator):
     ) -> Sequence[Tangent | None]:
         loop = _Loop.of(operands, params)
         fixed = self.fixed(loop)
-        args = loop.args(given=[*fixed, *map(instantiate, cotangents)])
-        found = bind_again(self.transposed(), args, params)
+        args = loop.args(seeds=[*fixed, *map(instantiate, cotangents)])
+        results = bind_again(self.transposed(), args, params)
         first = len(loop.symbols) + loop.carried + 1 + len(fixed)
-        by_place = dict(enumerate(found, first))
+        by_place = dict(enumerate(results, first))
         return [by_place.get(i) for i in range(len(operands))]
 
     def signature(self, node: Node) -> Signature:
@@ -400,66 +418,71 @@ class _LoopDerivative(RegionOperator):
 def _batched_step(
     body: Graph, size: int, count: int, primals: list[bool]
 ) -> tuple[Graph, list[bool]]:
-    """A step for many examples, and which of its primals are batched: those that are to
-    be, and the carries that then depend on the example."""
+    """Return a batched step, and a mask of its batched primals: those requested, and
+    the carries that depend on them."""
     symbols = [False] * len(body.symbols)
     while True:
-        found = batched_graph(body, size, [*symbols, *primals], primals[:count])
-        if list(found.outputs) == primals[:count]:
-            return found.graph, primals
-        primals[:count] = found.outputs
+        step = batched_graph(body, size, [*symbols, *primals], primals[:count])
+        if list(step.outputs) == primals[:count]:
+            return step.graph, primals
+        primals[:count] = step.outputs
 
 
 @final
 class LoopTangents(_LoopDerivative):
-    """The tangents of the last active carry, from those of the active primals."""
+    """The tangents of the last active carry, as a function of those of the active
+    primals."""
 
     name = "loop_tangents"
 
-    def takes(self, loop: _Loop) -> Sequence[Any]:
-        return loop.own()
+    def primals_of_seeds(self, loop: _Loop) -> Sequence[Any]:
+        return loop.active_primals()
 
-    def gives(self, loop: _Loop) -> Sequence[Any]:
-        return loop.own_carry()
+    def primals_of_results(self, loop: _Loop) -> Sequence[Any]:
+        return loop.active_carry()
 
     def transposed(self) -> _LoopDerivative:
         return self.family.cotangents
 
-    def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
-        """A loop that carries tangents beside the carry."""
-        count = len(loop.own_carry())
-        fixed = loop.given[count:]
+    def expand(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+        """Run a loop that carries the tangents beside the carry."""
+        count = len(loop.active_carry())
+        fixed = loop.seeds[count:]
 
         def step(i: Any, carry: Any, tangents: Any) -> Any:
-            here = loop.at(carry)
+            at_carry = loop.at(carry)
             following, push = linearize(
-                lambda *own: here.with_own(own).step(), *here.own()
+                lambda *primals: at_carry.with_active(primals).step(),
+                *at_carry.active_primals(),
             )
-            pushed = _each(push, loop.levels)(*tangents, *fixed)
-            return i + 1, following, _chosen(pushed, loop.active)
+            pushed = _vmapped(push, loop.levels)(*tangents, *fixed)
+            return i + 1, following, _active(pushed, loop.active)
 
-        first = (0, list(loop.carry), list(loop.given[:count]))
+        first = (0, list(loop.carry), list(loop.seeds[:count]))
         loop_over = self.family.while_loop
-        found: Sequence[Value] = loop_over(lambda i, *_: i < loop.steps, step, first)[2]
-        return found
+        result_dots: Sequence[Value] = loop_over(
+            lambda i, *_: i < loop.steps, step, first
+        )[2]
+        return result_dots
 
 
 @final
 class LoopCotangents(_LoopDerivative):
-    """The cotangents of the active primals, from those of the last active carry."""
+    """The cotangents of the active primals, as a function of those of the last active
+    carry."""
 
     name = "loop_cotangents"
 
-    def takes(self, loop: _Loop) -> Sequence[Any]:
-        return loop.own_carry()
+    def primals_of_seeds(self, loop: _Loop) -> Sequence[Any]:
+        return loop.active_carry()
 
-    def gives(self, loop: _Loop) -> Sequence[Any]:
-        return loop.own()
+    def primals_of_results(self, loop: _Loop) -> Sequence[Any]:
+        return loop.active_primals()
 
     def transposed(self) -> _LoopDerivative:
         return self.family.tangents
 
-    def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+    def expand(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         return _revolve(self.family.while_loop, loop, kept)
 
     def linearize_rule(
@@ -468,78 +491,79 @@ class LoopCotangents(_LoopDerivative):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
-        """They are linear in what is given, and a gradient in the primals: a second
-        derivative is symmetric, so each of both parts has a transpose in few carries.
-        """
-        if _has_rules(params["body"]):  # which are perhaps no gradients
+        """Return the results and their derivative. They are linear in the cotangents,
+        and a gradient with respect to the primals. A second derivative is symmetric, so
+        both parts have a transpose that needs few carries."""
+        if _has_rules(params["body"]):  # a rule may be no gradient
             graph = self.graph(lambda loop, _: self.by_scan(loop), operands, params)
-            known, pushed = differentiate(
+            results, pushed = differentiate(
                 graph, operands, tangents, linear_of(tangents)
             )
-            return known, lambda _: pushed
+            return results, lambda _: pushed
         values = bind_again(self, operands, params)
         loop, dots = _Loop.of(operands, params), _Loop.of(tangents, params)
         wide = loop.reached_from(dots.primals)
-        lead = wide.given[0].type.shape[: loop.levels]
+        lead = wide.seeds[0].type.shape[: loop.levels]
 
-        def derivative(given: Sequence[Tangent]) -> Sequence[Tangent]:
-            dots = _Loop.of(given, params)
-            found: list[Tangent] = [Zero(v.type) for v in values]
-            if not all(map(is_zero, dots.given)):
-                args = loop.args(given=list(map(instantiate, dots.given)))
-                found = list(bind_again(self, args, params))
+        def derivative(input_dots: Sequence[Tangent]) -> Sequence[Tangent]:
+            dots = _Loop.of(input_dots, params)
+            result_dots: list[Tangent] = [Zero(v.type) for v in values]
+            if not all(map(is_zero, dots.seeds)):
+                args = loop.args(seeds=list(map(instantiate, dots.seeds)))
+                result_dots = list(bind_again(self, args, params))
             if not all(map(is_zero, dots.primals)):
-                own = map(instantiate, _chosen(dots.primals, wide.active))
-                along = [broadcasted(x, (*lead, *x.shape)) for x in own]
-                args = wide.args(given=[*wide.given, *along])
-                bent = bind_again(
+                active_dots = map(instantiate, _active(dots.primals, wide.active))
+                directions = [broadcasted(x, (*lead, *x.shape)) for x in active_dots]
+                args = wide.args(seeds=[*wide.seeds, *directions])
+                curvature = bind_again(
                     self.family.curvature, args, {**params, "active": wide.active}
                 )
-                places = _chosen(loop.active, wide.active)
-                found = list(map(added, found, _chosen(bent, places)))
-            return found
+                places = _active(loop.active, wide.active)
+                result_dots = list(map(added, result_dots, _active(curvature, places)))
+            return result_dots
 
         return values, derivative
 
     def by_scan(self, loop: _Loop) -> Sequence[Value]:
-        """The reverse of a scan, which keeps something of each step."""
+        """Return the same by reverse mode of a scan, which saves residuals of each
+        step."""
         params = {**_as_scan(loop), "length": current().symbol_of(loop.steps, 0)}
 
-        def last(*own: Any) -> list[Any]:
-            args = [*loop.symbols, *loop.with_own(own).primals]
-            return _chosen(bind_again(SCAN, args, params), loop.active)
+        def last(*primals: Any) -> list[Any]:
+            args = [*loop.symbols, *loop.with_active(primals).primals]
+            return _active(bind_again(SCAN, args, params), loop.active)
 
-        _, pull = vjp(last, *loop.own())
-        found: Sequence[Value] = _each(pull, loop.levels)(list(loop.given))
-        return found
+        _, pull = vjp(last, *loop.active_primals())
+        cotangents: Sequence[Value] = _vmapped(pull, loop.levels)(list(loop.seeds))
+        return cotangents
 
 
 @final
 class LoopCurvature(_LoopDerivative):
-    """The tangents of `LoopCotangents` in a direction of the active primals, which is
-    given after the cotangents."""
+    """The tangents of `LoopCotangents` for tangents of the active primals, which follow
+    the cotangents in `seeds`."""
 
     name = "loop_curvature"
 
-    def takes(self, loop: _Loop) -> Sequence[Any]:
-        return [*loop.own_carry(), *loop.own()]
+    def primals_of_seeds(self, loop: _Loop) -> Sequence[Any]:
+        return [*loop.active_carry(), *loop.active_primals()]
 
-    def gives(self, loop: _Loop) -> Sequence[Any]:
-        return loop.own()
+    def primals_of_results(self, loop: _Loop) -> Sequence[Any]:
+        return loop.active_primals()
 
     def fixed(self, loop: _Loop) -> Sequence[Any]:
-        return loop.given[: len(loop.own_carry())]
+        return loop.seeds[: len(loop.active_carry())]
 
     def transposed(self) -> _LoopDerivative:
-        """A second derivative is symmetric."""
+        """Return the same operator, since a second derivative is symmetric."""
         return self
 
-    def meaning(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+    def expand(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         return self.along(
             loop, lambda loop: _revolve(self.family.while_loop, loop, kept)
         )
 
-    def in_reverse(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
+    def expand_in_reverse(self, loop: _Loop, kept: int | None) -> Sequence[Value]:
         return self.along(loop, self.family.cotangents.by_scan)
 
     def along(
@@ -547,17 +571,19 @@ class LoopCurvature(_LoopDerivative):
     ) -> Sequence[Value]:
         fixed = self.fixed(loop)
 
-        def one(given: Sequence[Any], along: Sequence[Any]) -> Sequence[Value]:
-            here = loop._replace(given=given, levels=0)
-            found: Sequence[Value] = jvp(
-                lambda *own: gradient(here.with_own(own)), here.own(), along
+        def along_one(seeds: Sequence[Any], along: Sequence[Any]) -> Sequence[Value]:
+            inner = loop._replace(seeds=seeds, levels=0)
+            dots: Sequence[Value] = jvp(
+                lambda *primals: gradient(inner.with_active(primals)),
+                inner.active_primals(),
+                along,
             )[1]
-            return found
+            return dots
 
-        found: Sequence[Value] = _each(one, loop.levels)(
-            list(fixed), list(loop.given[len(fixed) :])
+        dots: Sequence[Value] = _vmapped(along_one, loop.levels)(
+            list(fixed), list(loop.seeds[len(fixed) :])
         )
-        return found
+        return dots
 
 
 # --- the backward pass ----------------------------------------------------------------
@@ -566,51 +592,52 @@ class LoopCurvature(_LoopDerivative):
 def _revolve(
     while_loop: Callable[..., Any], loop: _Loop, kept: int | None
 ) -> list[Value]:
-    """The cotangents of the active primals, from those of the last active carry.
+    """Return the cotangents of the active primals, as a function of those of the last
+    active carry.
 
-    Kept carries lie in stacks, the numbers of their steps in `made`. The last of them,
-    at `top`, is in the end the one before the step that is taken backwards.
+    Checkpoints are kept in stacks, the numbers of their steps in `numbers`. The last of
+    them, at `top`, is eventually the carry before the step that is taken backwards.
     """
     size: Size
     if kept is None:
         root = sqrt(astype(2 * loop.steps, dtypes.float64))
         size = current().symbol_of(astype(root, dtypes.int64) + 2, 2)
     else:
-        size = max(kept, 2)  # the first carry, and that before the last step
+        size = max(kept, 2)  # the first carry, and the one before the last step
     types = [x.type for x in loop.carry]
     stacks = empty_stacks(stacked_types(types, size))
     stacks = [write_row(s, x, _FIRST) for s, x in zip(stacks, loop.carry, strict=True)]
-    made = empty_stacks([COUNTER.with_shape((size,))])[0]
+    numbers = empty_stacks([COUNTER.with_shape((size,))])[0]
 
-    def keep_one_more(end: Any, top: Any, i: Any, made: Any, stacks: Any) -> Any:
+    def save_checkpoint(end: Any, top: Any, i: Any, numbers: Any, stacks: Any) -> Any:
         goal = i + stride(while_loop, end - i, size - 1 - top)
         _, carry = while_loop(
             lambda j, _: j < goal,
             lambda j, carry: (j + 1, loop.at(carry).step()),
             (i, [read_row(s, top) for s in stacks]),
         )
-        made = write_row(made, goal, top + 1)
+        numbers = write_row(numbers, goal, top + 1)
         pairs = zip(stacks, carry, strict=True)
-        return end, top + 1, goal, made, [write_row(s, x, top + 1) for s, x in pairs]
+        return end, top + 1, goal, numbers, [write_row(s, x, top + 1) for s, x in pairs]
 
     def take_back(
-        end: Any, top: Any, made: Any, stacks: Any, cts: Any, sums: Any
+        end: Any, top: Any, numbers: Any, stacks: Any, cts: Any, sums: Any
     ) -> Any:
-        _, top, _, made, stacks = while_loop(
+        _, top, _, numbers, stacks = while_loop(
             lambda end, _, i, *__: i < end - 1,
-            keep_one_more,
-            (end, top, read_row(made, top), made, stacks),
+            save_checkpoint,
+            (end, top, read_row(numbers, top), numbers, stacks),
         )
-        here = loop.at([read_row(s, top) for s in stacks])
-        _, pull = vjp(here.step_of, *here.own())
-        found = _each(pull, loop.levels)(cts)
+        at_top = loop.at([read_row(s, top) for s in stacks])
+        _, pull = vjp(at_top.step_of, *at_top.active_primals())
+        step_cts = _vmapped(pull, loop.levels)(cts)
         count = len(cts)
-        totals = [add(s, ct) for s, ct in zip(sums, found[count:], strict=True)]
-        return end - 1, top - 1, made, stacks, list(found[:count]), totals
+        totals = [add(s, ct) for s, ct in zip(sums, step_cts[count:], strict=True)]
+        return end - 1, top - 1, numbers, stacks, list(step_cts[:count]), totals
 
-    own = [x.type for x in loop.own()]
-    sums = empty_stacks(loop.in_levels(own[len(loop.given) :]))
-    first = (loop.steps, 0, made, stacks, list(loop.given), sums)
+    active_types = [x.type for x in loop.active_primals()]
+    sums = empty_stacks(loop.in_levels(active_types[len(loop.seeds) :]))
+    first = (loop.steps, 0, numbers, stacks, list(loop.seeds), sums)
     *_, cts, sums = while_loop(
         lambda end, *_: end > 0, take_back, first, progress=loop.progress
     )
@@ -618,11 +645,14 @@ def _revolve(
 
 
 def stride(while_loop: Callable[..., Any], steps: Any, free: Any) -> Any:
-    """After how many of `steps` > 1 steps to keep the next carry, where `free` more may
-    be kept; the last of them is that before the last step."""
+    """Return the number of steps after which to save the next checkpoint.
 
-    # n = binomial(free + r, r) for the least r that it is enough for; `before` is that
-    # of r - 1.
+    There are `steps` > 1 steps left and room for `free` more checkpoints. The last of
+    them is the carry before the last step.
+    """
+
+    # n = binomial(free + r, r) for the least r with n >= steps; `before` is the value
+    # for r - 1.
     def more(r: Any, _: Any, n: Any) -> Any:
         return r + 1, n, n * (free + r + 1) // (r + 1)
 
@@ -637,11 +667,10 @@ _FIRST: Final = Constant(0, COUNTER)
 
 
 class LoopDerivatives:
-    """The operators that derivatives of a `while_loop` are made of, which keep few
-    carries.
+    """The operators that make up derivatives of a `while_loop` with few checkpoints.
 
     Args:
-        while_loop: What makes the loops that they consist of.
+        while_loop: The function that creates the loops they consist of.
     """
 
     def __init__(self, while_loop: Callable[..., Any]) -> None:
@@ -662,13 +691,13 @@ class LoopDerivatives:
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], LinearMap]:
-        """The results of a `while_loop`, and its derivative: of one that keeps few
+        """Return the results of a `while_loop`, and its derivative, which keeps few
         carries."""
         body, mode = params["body"], params["reverse_mode"]
         first, count = len(body.symbols), params["num_carry"]
         steps, *values = op.counted(operands, params)
         args, results = reached(op, operands, tangents, params)
-        own = {
+        loop_params = {
             "body": silent(body),
             "num_carry": count,
             "active": tuple(args[first:]),
@@ -677,16 +706,16 @@ class LoopDerivatives:
             **in_reverse(progress_of(params)),
         }
 
-        def derivative(given: Sequence[Tangent]) -> list[Tangent]:
-            found: list[Tangent] = [Zero(v.type) for v in values]
+        def derivative(input_dots: Sequence[Tangent]) -> list[Tangent]:
+            result_dots: list[Tangent] = [Zero(v.type) for v in values]
             if any(results):
-                active = [instantiate(t) for t in _chosen(given, args)]
+                active = [instantiate(t) for t in _active(input_dots, args)]
                 last = first + count
-                passed = [*operands[:last], steps, *active, *operands[last:]]
+                inputs = [*operands[:last], steps, *active, *operands[last:]]
                 places = [i for i, nonzero in enumerate(results) if nonzero]
-                pushed = bind_again(self.tangents, passed, own)
+                pushed = bind_again(self.tangents, inputs, loop_params)
                 for place, tangent in zip(places, pushed, strict=True):
-                    found[place] = tangent
-            return found
+                    result_dots[place] = tangent
+            return result_dots
 
         return values, derivative

@@ -1,22 +1,24 @@
-"""Rules that users bring for derivatives, as regions of a call.
+"""Custom derivative rules as regions of a call.
 
-Where a call is traced, its rules are traced too, into graphs of the node beside the one
-that runs, with the same symbols and captures. So what they read of outside is passed to
-the node, and a derivative runs them wherever it is asked for:
+When a call is traced, its rules are traced too. Their graphs become regions of the node
+beside the one that computes its results, with the same symbols and captures. Tensors
+that the rules close over are therefore inputs of the node, and a derivative can run the
+rules wherever it is taken:
 
 jvp        (operands, tangents of inputs `wrt`) -> (results, tangents at `tangents`)
 forward    operands -> (results, residuals)
 backward   (residuals, cotangents of results that are floats) -> cotangents of the
            inputs `wrt` at `cotangents`
 
-Inputs are the operands and the captures. A rule is for one example: a batch leaves it,
-and a derivative batches what it runs of it.
+Inputs are the operands and the captures. A rule is written for one batch element:
+batching a node leaves its rules unchanged, and a derivative batches the rules it runs.
 
-Rules call what they are rules of. A graph cannot hold itself, so such a call has no
-rules in a rule's graph, but a `depth`: its rules are those of the call whose rule it
-stands in, so many rules further out, and it gets them when that rule is run. Where
-there is no end of other kinds of calls, one has its rules `late`: they become graphs
-where a derivative is asked for, with what the rules around have read as captures.
+A rule may call the function that it belongs to. A graph cannot contain itself, so such
+a call has no rules in a rule's graph, but a `depth`: it has the rules of the call whose
+rule contains it, `depth` rules further out, and gets them when that rule is run. Where
+such calls would never end, because each is of a new kind, a call has `late` rules: they
+become graphs when a derivative is taken. Tensors that the enclosing rules read are then
+captures of the call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,36 +73,37 @@ _T = TypeVar("_T")
 
 
 class Ruled(RegionOperator):
-    """An operator whose nodes may have rules; the first of their graphs is what they
-    compute.
+    """An operator whose nodes may have rules. The first graph of a node computes its
+    results.
 
-    Their params, besides those that the rules are described with: `results`, how many
-    the rules give, and `examples`, of each batch, the innermost first, which inputs
-    have examples: all results have.
+    Params, besides those that describe the rules: `results`, the number of results that
+    the rules return, and `examples`, a mask for each batch dimension, the innermost
+    first, that tells which inputs are batched. All results are batched.
     """
 
     rule_graphs: ClassVar[tuple[str, ...]] = (*GRAPHS["jvp"], *GRAPHS["vjp"])
 
     def check_derived(self, params: Mapping[str, Any]) -> None:
-        """
+        """Check that the derivatives of a node without a rule can be derived.
+
         Raises:
-            DerivativeError: derivatives that no rule gives do not follow from what a
-                node computes.
+            DerivativeError: they do not follow from the graph of the node.
         """
 
     def not_given(
         self, rule: str, type_: TensorType, params: Mapping[str, Any]
     ) -> DerivativeError:
-        """The error for a tangent of an input that the rule gives no derivative in."""
+        """Return the error for a tangent of an input for which the rule gives no
+        derivative."""
         raise NotImplementedError
 
     def has_rules(self, params: Mapping[str, Any], *rules: str) -> bool:
-        """Whether a node has one of these rules, as far as is known; without any,
-        whether it has rules."""
+        """Return True if a node may have one of these rules or, with none named, any
+        rule."""
         late = params["late"].rules if "late" in params else params.get("rules")
         offered = late.offered if late is not None else ()
-        own = [r for r in GRAPHS if r in offered or GRAPHS[r][0] in params]
-        return "depth" in params or any(r in own for r in rules or GRAPHS)
+        names = [r for r in GRAPHS if r in offered or GRAPHS[r][0] in params]
+        return "depth" in params or any(r in names for r in rules or GRAPHS)
 
     def has_custom_derivative(self, params: Mapping[str, Any]) -> bool:
         return self.has_rules(params)
@@ -114,10 +117,10 @@ class Ruled(RegionOperator):
         if not self.has_rules(params, "jvp"):
             self.check_derived(params)
             return super().jvp_rule(operands, tangents, params)
-        call, given = RuledCall.of(self, operands, tangents, params, "jvp")
-        values, found = call.push(given)
-        written, dots = _written(operands, tangents, params, None)
-        return [*values, *written], [*found, *dots]
+        call, dots = RuledCall.of(self, operands, tangents, params, "jvp")
+        values, result_dots = call.push(dots)
+        written, written_dots = _written(operands, tangents, params, None)
+        return [*values, *written], [*result_dots, *written_dots]
 
     def linearize_rule(
         self,
@@ -130,11 +133,14 @@ class Ruled(RegionOperator):
         if not self.has_rules(params, rule):
             self.check_derived(params)
             return super().linearize_rule(operands, tangents, params)
-        call, given = RuledCall.of(self, operands, tangents, params, rule)
-        values, derivative = call.linearize(rule, given)
-        first, linear = len(operands) - len(given), linear_of(tangents)
-        written, dots = _written(operands, tangents, params, linear)
-        return [*values, *written], lambda found: [*derivative(found[first:]), *dots]
+        call, dots = RuledCall.of(self, operands, tangents, params, rule)
+        values, derivative = call.linearize(rule, dots)
+        first, linear = len(operands) - len(dots), linear_of(tangents)
+        written, written_dots = _written(operands, tangents, params, linear)
+        return [*values, *written], lambda pushed: [
+            *derivative(pushed[first:]),
+            *written_dots,
+        ]
 
     def batch_rule(
         self,
@@ -143,35 +149,36 @@ class Ruled(RegionOperator):
         args: Sequence[Operand],
         params: dict[str, Any],
     ) -> tuple[Sequence[Value], Sequence[bool]]:
-        """The results of a node with rules for many examples."""
+        """Return the batched results of a node with rules, and which of them are
+        batched."""
         mask = tuple(batched[len(graphs_of(params)[0].symbols) :])
-        if not any(mask):  # rules do not depend on the example
+        if not any(mask):  # the rules do not depend on the batch element
             return batching.each_example(self, size, batched, args, params)
-        meaning, *_ = graphs_of(params)
-        own = {  # without the functions that it is given: they are in its meaning
+        graph, *_ = graphs_of(params)
+        kept_params = {  # without graphs of function arguments: `graph` inlines them
             key: value
             for key, value in params.items()
-            if value is meaning
-            or key in self.rule_graphs
-            or not graphs_of({key: value})
+            if value is graph or key in self.rule_graphs or not graphs_of({key: value})
         }
-        own["examples"] = (*params.get("examples", ()), mask)
-        found = batching.batch(self, size, batched, args, own, all_results=True)
-        return batching.with_shared(size, found, meaning, batched, args)
+        kept_params["examples"] = (*params.get("examples", ()), mask)
+        results = batching.batch(
+            self, size, batched, args, kept_params, all_results=True
+        )
+        return batching.with_shared(size, results, graph, batched, args)
 
     def with_rule_regions(
         self, node: Node, signature: Callable[[Node], Signature]
     ) -> Signature:
-        """The signature of a node: that of one without rules, and their regions, whose
-        operands are none of the node's."""
+        """Return the signature of a node: the one without rules, and the regions of its
+        rules. No operand of these regions is an operand of the node."""
         rules = {k: g for k, g in node.graphs.items() if k in self.rule_graphs}
         if rules:
             _check_regions(node.params, rules)
-        own = {k: v for k, v in node.params.items() if k not in rules}
-        found = signature(Node(node.kind, node.op, node.args, own))
-        inputs, graph = found.regions[0].inputs, found.regions[0].graph
+        params = {k: v for k, v in node.params.items() if k not in rules}
+        plain = signature(Node(node.kind, node.op, node.args, params))
+        inputs, graph = plain.regions[0].inputs, plain.regions[0].graph
         symbols, captures = inputs[: len(graph.symbols)], _last(inputs, graph.captures)
-        if "examples" in node.params:  # a rule gets those of one example
+        if "examples" in node.params:  # a rule reads the captures of one batch element
             captures = tuple([Port(port.role) for port in captures])
         regions = [
             Region(
@@ -187,13 +194,14 @@ class Ruled(RegionOperator):
             )
             for name, graph in rules.items()
         ]
-        return replace(found, regions=(*found.regions, *regions))
+        return replace(plain, regions=(*plain.regions, *regions))
 
 
 def _check_regions(params: dict[str, Any], rules: Mapping[str, Graph]) -> None:
-    """
+    """Check the number of operands and results of rules against the call.
+
     Raises:
-        GraphError: rules are none of the call, by how much they take and give.
+        GraphError: a rule takes or returns another number than the call requires.
     """
     body, results, wrt = graphs_of(params)[0], params["results"], params["wrt"]
     inputs, operands = len(body.inputs) - len(body.symbols), len(body.operands)
@@ -202,11 +210,11 @@ def _check_regions(params: dict[str, Any], rules: Mapping[str, Graph]) -> None:
         places["tangents"] = results
         counts["jvp"] = operands + len(wrt), results + len(params["tangents"])
     if "forward" in rules or "backward" in rules:
-        kept = len(rules["forward"].outputs) - results
+        residuals = len(rules["forward"].outputs) - results
         floats = sum(map(is_differentiable, body.out_types[:results]))
         places["cotangents"] = len(wrt)
-        counts["forward"] = operands, results + max(kept, 0)
-        counts["backward"] = kept + floats, len(params["cotangents"])
+        counts["forward"] = operands, results + max(residuals, 0)
+        counts["backward"] = residuals + floats, len(params["cotangents"])
     if not (
         0 <= results <= len(body.outputs)
         and all(_are_places(params[key], end) for key, end in places.items())
@@ -225,7 +233,7 @@ def _check_regions(params: dict[str, Any], rules: Mapping[str, Graph]) -> None:
 
 
 def _are_places(value: Any, end: int) -> bool:
-    """Whether it is a tuple of places before `end`, in order."""
+    """Return True if `value` is a sorted tuple of distinct indices below `end`."""
     return bool(value == tuple(sorted({*value} & {*range(end)})))
 
 
@@ -235,7 +243,8 @@ def _written(
     params: dict[str, Any],
     linear: Interpreter | None,
 ) -> tuple[Sequence[Value], Sequence[Tangent]]:
-    """The results that rules do not give, what a node writes, and their tangents."""
+    """Return the results that the rules do not return, which the node writes to its
+    inputs, and their tangents."""
     graph, count = graphs_of(params)[0], params["results"]
     if len(graph.outputs) == count:
         return [], []
@@ -249,7 +258,7 @@ def _written(
 
 
 class RuledCall(NamedTuple):
-    """A node at values, where its rules are run; see `Ruled`."""
+    """A node with the values of its inputs, ready to run its rules; see `Ruled`."""
 
     op: Ruled
     params: dict[str, Any]
@@ -266,14 +275,15 @@ class RuledCall(NamedTuple):
         params: dict[str, Any],
         rule: str,
     ) -> tuple["RuledCall", Sequence[Tangent]]:
-        """A call, and the tangents of its inputs.
+        """Return a call, and the tangents of its inputs.
 
         Raises:
-            DerivativeError: there is no such rule, or not for all of the tangents.
+            DerivativeError: the call has no such rule, or an input with a tangent is
+                not among `wrt`.
         """
-        held: Sequence[Value] = ()
+        late_captures: Sequence[Value] = ()
         if "late" in params:
-            regions, held = params["late"].regions(op, params)
+            regions, late_captures = params["late"].regions(op, params)
             params = {**params, **regions}
         if isinstance(failed := params.get(GRAPHS[rule][0]), Failed):
             raise failed.error
@@ -283,15 +293,17 @@ class RuledCall(NamedTuple):
                 "has no end."
             )
         first = len(graphs_of(params)[0].symbols)
-        inputs, given = [*map(as_value, args[first:]), *held], tangents[first:]
+        inputs, dots = [*map(as_value, args[first:]), *late_captures], tangents[first:]
         call = cls(op, params, args[:first], inputs, params.get("examples", ()))
-        for k, tangent in enumerate(given):
+        for k, tangent in enumerate(dots):
             if not is_zero(tangent) and k not in call.wrt:
                 raise op.not_given(rule, inputs[k].type, params)
-        return call, given
+        return call, dots
 
     @property
     def rules(self) -> Rules | None:
+        """Return the rules of a call on values, which have no graphs; None if they
+        have."""
         rules: Rules | None = self.params.get("rules")
         return rules.at(self.symbols) if rules is not None else None
 
@@ -308,20 +320,20 @@ class RuledCall(NamedTuple):
         return self.inputs[len(self.operands) :]
 
     def run(self, name: str, flat: Sequence[Operand]) -> list[Value]:
-        """What a rule's graph gives for these operands of it."""
+        """Return the outputs of the graph of a rule for these operands."""
         graph: Graph = self.params[name]
         args = [*_last(self.symbols, graph.symbols), *flat, *self.captures]
         rebind = _unfolding(self, 0) if refers_outside(graph) else bind_again
         return list(map(as_value, interpret(graph, args, rebind)))
 
-    # --- one example ---
+    # --- one batch element ---
 
-    def push(self, given: Sequence[Tangent]) -> Pushed:
+    def push(self, tangents: Sequence[Tangent]) -> Pushed:
         if self.examples:
-            return self.push_of_many(given)
+            return self.push_of_many(tangents)
         if self.rules is not None:
-            return self.rules.push(self.inputs, given)
-        dots = [instantiate(given[k]) for k in self.wrt]
+            return self.rules.push(self.inputs, tangents)
+        dots = [instantiate(tangents[k]) for k in self.wrt]
         return _split(self.run("jvp", [*self.operands, *dots]), self.params["tangents"])
 
     def pull(self) -> Pulled:
@@ -329,10 +341,10 @@ class RuledCall(NamedTuple):
             return self.pull_of_many()
         if self.rules is not None:
             return self.rules.pull(self.inputs)
-        found, count = self.run("forward", self.operands), self.params["results"]
+        outputs, count = self.run("forward", self.operands), self.params["results"]
         sizes = list(map(_size_held, self.symbols))
-        residuals = [*map(as_value, self.symbols), *found[count:], *self.captures]
-        return found[:count], residuals, partial(self.pulled, sizes)
+        residuals = [*map(as_value, self.symbols), *outputs[count:], *self.captures]
+        return outputs[:count], residuals, partial(self.pulled, sizes)
 
     def pulled(
         self,
@@ -342,10 +354,11 @@ class RuledCall(NamedTuple):
         arguments: Sequence[TensorType],
         _results: Sequence[TensorType],
     ) -> list[Tangent]:
-        """The cotangents of inputs `wrt`, by the graph `backward`: a `PullbackRule`.
+        """Return the cotangents of inputs `wrt`, computed by the graph `backward`. With
+        `sizes` bound this is a `PullbackRule`.
 
         Args:
-            sizes: What the symbols have been, where that is known.
+            sizes: The values of the symbols; None where one is not known while tracing.
         """
         first, last = len(self.symbols), len(tensors) - len(self.captures)
         inputs = [*self.operands, *tensors[last:]]
@@ -354,71 +367,78 @@ class RuledCall(NamedTuple):
             for n, given in zip(sizes, tensors[:first], strict=True)
         ]
         call = self._replace(symbols=symbols, inputs=inputs)
-        found = call.run("backward", [*tensors[first:last], *map(instantiate, given)])
-        return unpacked(arguments, self.params["cotangents"], found)
+        results = call.run("backward", [*tensors[first:last], *map(instantiate, given)])
+        return unpacked(arguments, self.params["cotangents"], results)
 
-    # --- many examples ---
+    # --- many batch elements ---
 
     def lanes(self) -> tuple[Size, list[Lane], list[bool]]:
-        """Of the outermost batch how many examples there are, the inputs for them, and
-        which of these are batched; what passes have added is not."""
+        """Return the size of the outermost batch, the inputs with it, and a mask of the
+        batched ones. Inputs that a pass has added are not batched."""
         mask = [*self.examples[-1], *[False] * len(self.inputs)][: len(self.inputs)]
         lanes = _lanes(self.inputs, mask)
         size = next(x.value.shape[0] for x in lanes if isinstance(x, Batched))
         return size, lanes, mask
 
     def of_one(self, flat: Sequence[Any]) -> "RuledCall":
-        """With these inputs, of one example of the outermost batch."""
+        """Return the call for one element of the outermost batch, with these inputs."""
         inputs = list(map(as_value, flat))
         return self._replace(inputs=inputs, examples=self.examples[:-1])
 
-    def push_of_many(self, given: Sequence[Tangent]) -> Pushed:
+    def push_of_many(self, tangents: Sequence[Tangent]) -> Pushed:
         (size, lanes, mask), places, nonzero = self.lanes(), list[int](), list[int]()
-        dots = packed(given, places)
+        dots = packed(tangents, places)
 
-        def one(flat: Sequence[Any]) -> list[Value]:
-            own = self.of_one(flat[: len(lanes)])
-            tangents = unpacked(types_of(own.inputs), places, flat[len(lanes) :])
-            values, results = own.push(tangents)
+        def push_element(flat: Sequence[Any]) -> list[Value]:
+            element = self.of_one(flat[: len(lanes)])
+            element_dots = unpacked(
+                types_of(element.inputs), places, flat[len(lanes) :]
+            )
+            values, results = element.push(element_dots)
             return [*values, *packed(results, nonzero)]
 
         pushed = _lanes(dots, [mask[k] for k in places])
-        batch = over_examples(one, size, [*lanes, *pushed])
+        batch = over_examples(push_element, size, [*lanes, *pushed])
         return _split([as_batched(size, lane).value for lane in batch], nonzero)
 
     def pull_of_many(self) -> Pulled:
         size, lanes, mask = self.lanes()
         found = list[tuple[int, PullbackRule]]()
 
-        def one(flat: Sequence[Any]) -> list[Value]:
+        def pull_element(flat: Sequence[Any]) -> list[Value]:
             values, residuals, pullback = self.of_one(flat).pull()
             found.append((len(values), pullback))
             return [*values, *residuals]
 
-        batch = over_examples(one, size, lanes)
+        batch = over_examples(pull_element, size, lanes)
         [(count, pullback)] = found
         values = [as_batched(size, lane).value for lane in batch[:count]]
-        rest = batch[count:]
-        residuals = [x.value if isinstance(x, Batched) else as_value(x) for x in rest]
-        depends = [isinstance(x, Batched) for x in rest]
+        outputs = batch[count:]
+        residuals = [
+            x.value if isinstance(x, Batched) else as_value(x) for x in outputs
+        ]
+        depends = [isinstance(x, Batched) for x in outputs]
 
         def of_many(
-            given: Sequence[Tangent],
+            cotangents: Sequence[Tangent],
             tensors: Sequence[Value],
             arguments: Sequence[TensorType],
             results: Sequence[TensorType],
         ) -> list[Tangent]:
-            """What is the same for all examples gets the sum of their cotangents."""
+            """Return cotangents of the batch. An input that is not batched gets the sum
+            of the cotangents over the batch."""
             size, single = results[0].shape[0], list(map(of_one, results))
             pairs = list(zip(arguments, [mask[k] for k in self.wrt], strict=True))
-            own = [of_one(t) if b else t for t, b in pairs]
+            element_types = [of_one(t) if b else t for t, b in pairs]
             floats = list(filter(is_differentiable, single))
             places, nonzero = list[int](), list[int]()
-            cts = packed(given, places)
+            cts = packed(cotangents, places)
 
             def run(flat: Sequence[Any]) -> list[Value]:
                 found = unpacked(floats, places, flat[: len(cts)])
-                return packed(pullback(found, flat[len(cts) :], own, single), nonzero)
+                return packed(
+                    pullback(found, flat[len(cts) :], element_types, single), nonzero
+                )
 
             def total(k: int, lane: Lane) -> Value:
                 if pairs[k][1]:
@@ -436,62 +456,64 @@ class RuledCall(NamedTuple):
     # --- linear functions ---
 
     def linearize(
-        self, rule: str, given: Sequence[Tangent]
+        self, rule: str, input_dots: Sequence[Tangent]
     ) -> tuple[Sequence[Value], LinearMap]:
-        """The results, and a linear function from tangents of the inputs to theirs.
+        """Return the results, and the linear function from tangents of the inputs to
+        tangents of the results.
 
         Args:
-            given: Tangents of a linear trace; not all are zero.
+            input_dots: Tangents of a linear trace, at least one of them nonzero.
         """
         wrt = self.wrt
         if rule == "vjp":
             values, residuals, pullback = self.pull()
-            arguments = [given[k].type for k in wrt]
+            arguments = [input_dots[k].type for k in wrt]
             derivative = pulled_by(pullback, arguments, types_of(values), residuals)
             return values, lambda tangents: derivative([tangents[k] for k in wrt])
-        # Among tensors of a linear trace the rule records what it does with tangents,
-        # and computes the rest below.
-        linear = linear_of(given)
+        # On tensors of a linear trace the rule records operations on tangents, and runs
+        # all other operations in the interpreter below.
+        linear = linear_of(input_dots)
         marks, before = mark(linear), linear.refuses_operators
         linear.refuses_operators = True
         try:
             with using(linear):
-                found, tangents = self.push(given)
+                results, tangents = self.push(input_dots)
         except UsesOperator:
             rollback(marks)
-            return self.linearize_at_zero(given)
+            return self.linearize_at_zero(input_dots)
         finally:
             linear.refuses_operators = before
-        return [as_value(linear.below(v)) for v in found], lambda _: tangents
+        return [as_value(linear.below(v)) for v in results], lambda _: tangents
 
     def linearize_at_zero(
-        self, given: Sequence[Tangent]
+        self, input_dots: Sequence[Tangent]
     ) -> tuple[Sequence[Value], LinearMap]:
-        """The same for a rule that gives tangents to operators, which compute other
-        things beside: it is linear in them, and so its own derivative where they are
-        zero."""
-        places, found, types = list[int](), list[int](), types_of(given)
-        zeros = [instantiate(Zero(x.type)) for x in packed(given, places)]
+        """Do the same for a rule that passes tangents to operators which compute other
+        values too. The rule is linear in the tangents, so it equals its own derivative
+        at zero."""
+        places, nonzero, types = list[int](), list[int](), types_of(input_dots)
+        zeros = [instantiate(Zero(x.type)) for x in packed(input_dots, places)]
 
-        def rule(*own: Value) -> tuple[list[Value], Sequence[Value]]:
-            values, results = self.push(unpacked(types, places, own))
-            return packed(results, found), values
+        def rule(*dots: Value) -> tuple[list[Value], Sequence[Value]]:
+            values, results = self.push(unpacked(types, places, dots))
+            return packed(results, nonzero), values
 
         texts = [f"tangents[{k}]" for k in places]
         primals = Primals(zeros, structure(tuple(zeros)), texts)
-        pushed = linear_of(given).pushed
+        pushed = linear_of(input_dots).pushed
         linear = Linear(self.op.name, rule, primals, has_aux=True, pushed=pushed)
         values: list[Value] = linear.run.aux
 
         def derivative(tangents: Sequence[Tangent]) -> Sequence[Tangent]:
-            made = map(instantiate, linear.push([tangents[k] for k in places]))
-            return unpacked(types_of(values), found, made)
+            result_dots = map(instantiate, linear.push([tangents[k] for k in places]))
+            return unpacked(types_of(values), nonzero, result_dots)
 
         return values, derivative
 
 
 def _size_held(value: Operand) -> Size | None:
-    """The size that the value of a symbol is, where that is known."""
+    """Return the size that a symbol's value is, or None if it is not known while
+    tracing."""
     if isinstance(value, Constant):
         return int(value.value)
     return (
@@ -507,11 +529,11 @@ def _value_of(size: Size) -> Operand:
     )
 
 
-def _split(found: Sequence[Value], places: Sequence[int]) -> Pushed:
-    """Results, and those of their tangents that are at `places`."""
-    count = len(found) - len(places)
-    values = found[:count]
-    return values, unpacked(types_of(values), places, found[count:])
+def _split(outputs: Sequence[Value], places: Sequence[int]) -> Pushed:
+    """Split outputs into results and their tangents, which are nonzero at `places`."""
+    count = len(outputs) - len(places)
+    values = outputs[:count]
+    return values, unpacked(types_of(values), places, outputs[count:])
 
 
 def _lanes(values: Sequence[Any], batched: Sequence[bool]) -> list[Lane]:
@@ -519,56 +541,58 @@ def _lanes(values: Sequence[Any], batched: Sequence[bool]) -> list[Lane]:
 
 
 def _last(row: Sequence[_T], like: Sequence[Any]) -> Sequence[_T]:
-    """The last of a row, as many as of another: a batch adds symbols in front."""
+    """Return the last items of `row`, as many as `like` has: batching adds symbols in
+    front."""
     return row[len(row) - len(like) :]
 
 
-# --- calls in their own rules ---------------------------------------------------------
+# --- recursive calls ------------------------------------------------------------------
 
 
 def interpreter_of(operands: Sequence[Operand]) -> Interpreter | None:
-    """Where a call runs: what no tangent takes part in is not linear."""
-    here: Interpreter | None = current()
-    while isinstance(here, LinearTracer) and not any(
-        type(o) is TracedTensor and o.tracer is here for o in operands
+    """Return the interpreter that runs a call. A call without operands of a linear
+    trace runs below it."""
+    interpreter: Interpreter | None = current()
+    while isinstance(interpreter, LinearTracer) and not any(
+        type(o) is TracedTensor and o.tracer is interpreter for o in operands
     ):
-        here = here.parent
-    return here
+        interpreter = interpreter.parent
+    return interpreter
 
 
 def refers_outside(graph: Graph) -> bool:
-    """Whether a call in a graph has the rules of one outside of it."""
+    """Return True if a call in a graph has the rules of a call outside of it."""
     return _reach(graph, {}) >= 0
 
 
-def _reach(graph: Graph, known: dict[Graph, int]) -> int:
-    """How many rules are between a graph and the outermost call whose rules one in it
-    has; -1: there is none outside.
+def _reach(graph: Graph, memo: dict[Graph, int]) -> int:
+    """Return the number of rules between a graph and the outermost call whose rules a
+    call in the graph has; -1 if there is none outside.
 
     Args:
-        known: That of each graph that was asked: those that nodes share once.
+        memo: The result for each graph visited, since nodes may share graphs.
     """
-    if graph not in known:
+    if graph not in memo:
         nodes = [n for n in graph.nodes if isinstance(n.op, RegionOperator)]
         reaches = [
-            max(n.params.get("depth", -1), _reach_within(n, known)) for n in nodes
+            max(n.params.get("depth", -1), _reach_within(n, memo)) for n in nodes
         ]
-        known[graph] = max(reaches, default=-1)
-    return known[graph]
+        memo[graph] = max(reaches, default=-1)
+    return memo[graph]
 
 
-def _reach_within(node: Node, known: dict[Graph, int]) -> int:
-    """The same of the graphs of a node."""
+def _reach_within(node: Node, memo: dict[Graph, int]) -> int:
+    """Return the largest reach of the graphs of a node."""
     reaches = [
-        _reach(graph, known) - (name in node.op.rule_graphs)
+        _reach(graph, memo) - (name in node.op.rule_graphs)
         for name, graph in node.graphs.items()
     ]
     return max(reaches, default=-1)
 
 
 def _unfolding(call: RuledCall, level: int) -> Bind:
-    """Binds the nodes of a rule, at this level within it, where its call stands: calls
-    that have its rules get them."""
+    """Return a function that binds the nodes of a rule where its call stands, and gives
+    its rules to the recursive calls at this level of nesting."""
 
     def rebind(
         op: Any, operands: Sequence[Operand], params: dict[str, Any]
@@ -576,13 +600,15 @@ def _unfolding(call: RuledCall, level: int) -> Bind:
         if type(op) is OpDef or not isinstance(op, RegionOperator):
             return bind_again(op, operands, params)
         depth = params.get("depth", -1)
-        if depth > level:  # the rule is not around it any more
+        if depth > level:  # the rule no longer encloses the call
             params = {**params, "depth": depth - 1}
         refers = _reach_within(Node("call_function", op, (), params), {}) >= level
         with using(interpreter_of(operands)):
             if current().is_eager or not (depth == level or refers):
                 return bind_again(op, operands, params)
-            return _retraced(call, op, operands, params, level, own=depth == level)
+            return _retraced(
+                call, op, operands, params, level, is_recursive=depth == level
+            )
 
     return rebind
 
@@ -594,24 +620,26 @@ def _retraced(
     params: dict[str, Any],
     level: int,
     *,
-    own: bool,
+    is_recursive: bool,
 ) -> Sequence[Value]:
-    """The results of a node that has (`own`), or holds calls that have, the rules of
-    `call`: its graphs are traced again, and close over what the rules take."""
+    """Return the results of a node that has the rules of `call` (`is_recursive`), or
+    that
+    contains calls which have them. Its graphs are traced again, and close over the
+    inputs of the rules."""
     parts = split_args(op, operands, params)
     graphs: dict[str, tuple[Graph, Sequence[Any], Sequence[Value] | None]] = {
         name: (graph, parts.symbols, None)
         for name, graph in Node("call_function", op, (), params).graphs.items()
     }
-    given: dict[str, Any] = {}
-    if own:
+    rule_params: dict[str, Any] = {}
+    if is_recursive:
         params = {k: v for k, v in params.items() if k != "depth"}
         names = (*call.op.rule_graphs, "wrt", "tangents", "cotangents")
-        given = {key: call.params[key] for key in names if key in call.params}
-        for name, graph in given.items():
+        rule_params = {key: call.params[key] for key in names if key in call.params}
+        for name, graph in rule_params.items():
             if isinstance(graph, Graph):
                 graphs[name] = graph, call.symbols, call.captures
-    kept = types_of(map(as_value, parts.captures))
+    capture_types = types_of(map(as_value, parts.captures))
 
     def body(name: str) -> Body:
         graph, symbols, captures = graphs[name]
@@ -628,12 +656,12 @@ def _retraced(
         rebind = inner if captures is None else bind_again
 
         def run(flat: Sequence[Any]) -> list[Value]:
-            rest = flat[len(operands) :] if captures is None else captures
-            args = [*symbols, *flat[: len(operands)], *rest]
+            inputs = flat[len(operands) :] if captures is None else captures
+            args = [*symbols, *flat[: len(operands)], *inputs]
             return list(map(as_value, interpret(graph, args, rebind)))
 
-        # The captures that it has are operands for now, so that they keep their places.
-        return traced_body(op, name, run, [*operands, *kept])
+        # Its captures are traced as operands, so that their order stays.
+        return traced_body(op, name, run, [*operands, *capture_types])
 
     bodies = list(map(body, graphs))
     closed = close_bodies(bodies)
@@ -641,9 +669,9 @@ def _retraced(
         first = len(graph.operands) - len(parts.captures)
         for var in graph.operands[first:]:
             var.node.section = "capture"
-    made = dict(zip(graphs, closed.graphs, strict=True))
+    traced = dict(zip(graphs, closed.graphs, strict=True))
     new = iter(closed.graphs)
     params = map_graphs(params, lambda _: next(new))
     args = (*parts.lead, *closed.symbols, *parts.operands, *parts.captures)
-    rules = {key: made.get(key, value) for key, value in given.items()}
+    rules = {key: traced.get(key, value) for key, value in rule_params.items()}
     return bind(op, [*args, *closed.captures], {**params, **rules})

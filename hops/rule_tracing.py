@@ -1,4 +1,4 @@
-"""Tracing the rules that users bring for derivatives to graphs; see `rule_regions`."""
+"""Tracing custom derivative rules to graphs; see `rule_regions`."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,19 +41,20 @@ from hopflow.zeros import Tangent, Zero, instantiate, is_zero
 Pushed: TypeAlias = tuple[Sequence[Value], Sequence[Tangent]]
 """Results, and their tangents."""
 _Traced: TypeAlias = tuple[list[Body], dict[str, Any]]
-"""The graphs of a rule, and what else a node has of it."""
+"""The graphs of a rule, and the other params that a node has of it."""
 Pulled: TypeAlias = tuple[Sequence[Value], Sequence[Value], PullbackRule]
-"""Results, residuals, and what gives from these the cotangents of inputs `wrt`."""
+"""Results, residuals, and the pullback from these to cotangents of inputs `wrt`."""
 
 
 class Rules:
-    """What a user has written, as functions of the flat inputs of a call.
+    """The rules that a user has written, as functions of the flat inputs of a call.
 
-    name     the operator, as messages name it
-    owner    what has the rules, whose calls may be of other kinds
-    offered  which rules there are: "jvp", "vjp"
-    wrt      which inputs they give derivatives in
-    below    of a call on a tape: what a tensor of that is below it, where rules run
+    name     the operator's name in messages
+    owner    the function or class that has the rules; its calls may be of several kinds
+    offered  the rules that exist: "jvp", "vjp"
+    wrt      the inputs for which they give derivatives
+    below    for a call on a tape: maps a tensor of the tape to the one below, on which
+             rules run
     """
 
     name: str
@@ -64,26 +65,27 @@ class Rules:
 
     @property
     def kind(self) -> Any:
-        """What is equal for calls with the same rules, but for their types."""
+        """Return a key that is equal for calls whose rules differ only in their
+        types."""
         raise NotImplementedError
 
-    def push(self, values: Sequence[Value], given: Sequence[Tangent]) -> Pushed:
-        """By the rule for tangents, of which `given` has one for each of `values`."""
+    def push(self, values: Sequence[Value], tangents: Sequence[Tangent]) -> Pushed:
+        """Run the rule for tangents, with one for each of `values`."""
         raise NotImplementedError
 
     def pull(self, values: Sequence[Value]) -> Pulled:
-        """By the rule for cotangents."""
+        """Run the rule for cotangents."""
         raise NotImplementedError
 
     def refused(self, type_: TensorType) -> DerivativeError:
-        """The error for reading a tensor that depends on what is differentiated."""
+        """Return the error for reading a tensor that has a tangent."""
         raise NotImplementedError
 
     def leave(self, tapes: Sequence[Tape]) -> None:
-        """Have rules run below tapes, the innermost first, of which they may read what
-        has no tangent."""
+        """Let rules run below `tapes` (the innermost first), where they may read the
+        tensors of a tape that have no tangent."""
 
-        def known(tensor: Value) -> Value | None:
+        def lowered(tensor: Value) -> Value | None:
             for tape in tapes:
                 if isinstance(tensor, TracedTensor) and tensor.tracer is tape:
                     var = tape.read(tensor)
@@ -92,37 +94,38 @@ class Rules:
                     tensor = as_value(tape.values[var])
             return tensor
 
-        self.below = known
+        self.below = lowered
 
     def at(self, _symbols: Sequence[Operand]) -> "Rules":
-        """The rules of a node that is passed these symbols."""
+        """Return the rules of a node with these symbols."""
         return self
 
 
-def as_pair(what: str, found: Any, second: str) -> Any:
-    """
+def as_pair(rule: str, pair: Any, second: str) -> Any:
+    """Return the pair that a rule has returned.
+
     Raises:
-        ResultTypeError: what a rule has returned is no pair of the result and that.
+        ResultTypeError: it is not a pair of a result and `second`.
     """
-    is_pair = isinstance(found, tuple | list) and len(found) == 2
-    if is_pair and (second != "pullback" or callable(found[1])):
-        return found
+    is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+    if is_pair and (second != "pullback" or callable(pair[1])):
+        return pair
     raise ResultTypeError(
-        f"{what} must return a pair (result, {second}), and returns "
-        f"`{type(found).__name__}`."
+        f"{rule} must return a pair (result, {second}), and returns "
+        f"`{type(pair).__name__}`."
     )
 
 
 def kind_of_value(value: Any) -> Any:
-    """What is equal for arguments, no tensors, that surely are the same."""
+    """Return a key that is equal only for static arguments that surely are the same."""
     plain = (bool, int, float, complex, str, bytes)
     return (type(value), value) if isinstance(value, plain) else id(value)
 
 
 @dataclass(frozen=True, eq=False)
 class Failed:
-    """In place of the graph of a rule that has no trace: what is raised where a
-    derivative is asked for."""
+    """Stands for the graph of a rule that could not be traced. The error is raised when
+    a derivative is taken."""
 
     error: Exception
 
@@ -133,21 +136,21 @@ class Failed:
         return f"Failed {id(self)}"
 
 
-# --- tangents of which most may be zero -----------------------------------------------
+# --- sparse lists of tangents ---------------------------------------------------------
 
 
 def packed(tangents: Sequence[Tangent], places: list[int]) -> list[Value]:
-    """The tangents that are not zero, whose places are put into `places`."""
+    """Return the tangents that are not zero, and put their indices into `places`."""
     places[:] = [k for k, t in enumerate(tangents) if not is_zero(t)]
     return [instantiate(tangents[k]) for k in places]
 
 
 def unpacked(
-    types: Iterable[TensorType], places: Sequence[int], found: Iterable[Value]
+    types: Iterable[TensorType], places: Sequence[int], nonzero: Iterable[Value]
 ) -> list[Tangent]:
-    """Tangents of these types: those at `places`, and zeros."""
-    given = dict(zip(places, found, strict=True))
-    return [given[k] if k in given else Zero(t) for k, t in enumerate(types)]
+    """Return tangents of these types: `nonzero` at `places`, and zeros elsewhere."""
+    by_place = dict(zip(places, nonzero, strict=True))
+    return [by_place[k] if k in by_place else Zero(t) for k, t in enumerate(types)]
 
 
 def types_of(values: Iterable[Any]) -> list[TensorType]:
@@ -158,7 +161,7 @@ def types_of(values: Iterable[Any]) -> list[TensorType]:
 
 
 class _Frame(NamedTuple):
-    """A rule that is being traced, and the kind of call that it is a rule of."""
+    """A rule that is being traced, and the kind of call that it belongs to."""
 
     tracer: Interpreter
     owner: Any
@@ -166,17 +169,17 @@ class _Frame(NamedTuple):
 
 
 class _Reads(NamedTuple):
-    """What rules read of outside: tensors, and sizes."""
+    """Tensors and sizes of outer scopes that rules read."""
 
     tensors: Sequence[Read] = ()
     symbols: Sequence[Symbol] = ()
 
 
 class _Present(threading.local):
-    """The rules that this thread traces, each within the last.
+    """The rules that this thread traces, each nested in the one before.
 
-    reads     what they read, as far as is known
-    has_late  whether a call in them has its rules `late`
+    reads     tensors and sizes that they read, as far as is known
+    has_late  whether a call in them has `late` rules
     """
 
     frames: tuple[_Frame, ...] = ()
@@ -186,13 +189,14 @@ class _Present(threading.local):
 
 _present: Final = _Present()
 _DEEPEST: Final = 4
-"""So many rules are traced, each within the last: each might make another function."""
+"""The largest nesting of rules that are traced: each might create a new function."""
 _DEEPEST_OF_ONE: Final = 2
-"""So many of one function: each might call it with other arguments."""
+"""The same for one function: each rule might call it with other arguments."""
 
 
 @contextmanager
-def _within(owner: Any, kind: Any) -> Iterator[None]:
+def _tracing_rule(owner: Any, kind: Any) -> Iterator[None]:
+    """Note in the block that a rule of this kind of call is being traced."""
     before = _present.frames
     _present.frames = (*before, _Frame(current(), owner, kind))
     try:
@@ -202,7 +206,7 @@ def _within(owner: Any, kind: Any) -> Iterator[None]:
 
 
 def rules_around() -> list[Any]:
-    """The kinds of calls in whose rules the present trace stands, the innermost
+    """Return the kinds of calls whose rules enclose the present trace, the innermost
     first."""
     around: list[Interpreter] = []
     interpreter: Interpreter | None = current()
@@ -215,11 +219,11 @@ def rules_around() -> list[Any]:
 def with_rules(
     op: RegionOperator, rules: Rules, closed: Closed, operands: Sequence[Operand]
 ) -> tuple[Closed, dict[str, Any]]:
-    """The graphs of a call with those of its rules, and what it has of rules among its
-    params. What is wrong with a rule is an error where a derivative is asked for."""
+    """Return the graphs of a call together with those of its rules, and the params that
+    describe the rules. An error in a rule is raised when a derivative is taken."""
     around = _below_tapes(rules, [*operands, *closed.captures])
     if around is None:
-        return closed, {"rules": rules}  # they are run at once, on values
+        return closed, {"rules": rules}  # they run at once, on values
     if around.is_eager:
         return closed, {}
     types = types_of([*operands, *closed.captures])
@@ -227,8 +231,8 @@ def with_rules(
     kinds = rules_around()
     if kind in kinds:
         return closed, {"depth": kinds.index(kind)}
-    within = [frame.owner is rules.owner for frame in _present.frames]
-    if len(within) >= _DEEPEST or sum(within) >= _DEEPEST_OF_ONE:
+    same_owner = [frame.owner is rules.owner for frame in _present.frames]
+    if len(same_owner) >= _DEEPEST or sum(same_owner) >= _DEEPEST_OF_ONE:
         return _with_late_rules(rules, closed, len(operands))
     tracing = _Tracing(op, rules, kind, types, closed.captures)
     params: dict[str, Any] = {"wrt": rules.wrt}
@@ -236,39 +240,40 @@ def with_rules(
     for rule in rules.offered:
         try:
             with unchanged_on_error():
-                bodies, own = _traced_with_reads(
+                bodies, extra = _traced_with_reads(
                     tracing.jvp if rule == "jvp" else tracing.vjp
                 )
                 parts.append(close_bodies(bodies))
         except Exception as error:
             params |= dict.fromkeys(GRAPHS[rule], Failed(error))
         else:
-            params |= dict(zip(GRAPHS[rule], parts[-1].graphs, strict=True)) | own
+            params |= dict(zip(GRAPHS[rule], parts[-1].graphs, strict=True)) | extra
     return joined(parts), params
 
 
 class _Regions(NamedTuple):
-    """What a node has of rules, and what they read besides its captures."""
+    """The params of a node that describe its rules, and captures that only these
+    read."""
 
     params: dict[str, Any]
-    held: Sequence[Any]
+    captures: Sequence[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Late:
-    """Rules of a call that become graphs where a derivative is asked for.
+    """Rules of a call that become graphs when a derivative is taken.
 
-    reads    what they read of outside
-    places   the inputs of the call that replace it
+    reads    tensors of outer scopes that they read
+    places   the inputs of the call that replace these tensors
     symbols  which of the symbols of the call are those of its function
-    made     by what a call computes, which tells the types
+    memo the traced rules by the graph of the call, which determines the types
     """
 
     rules: Rules
     reads: Sequence[Read]
     places: Sequence[int]
     symbols: slice
-    made: dict[Graph, _Regions] = field(default_factory=dict)
+    memo: dict[Graph, _Regions] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<{type(self.rules).__name__}>"
@@ -277,16 +282,17 @@ class Late:
         return f"Late {id(self)}"
 
     def regions(self, op: RegionOperator, params: dict[str, Any]) -> _Regions:
-        """The rules of a node of these params."""
+        """Return the rules of a node with these params."""
         body = graphs_of(params)[0]
-        if body not in self.made:  # copies of the call have others: the last is kept
-            self.made.clear()
-            self.made[body] = self.traced(op, body, params.get("examples", ()))
-        return self.made[body]
+        if body not in self.memo:  # copies of a call have other graphs: keep one
+            self.memo.clear()
+            self.memo[body] = self.traced(op, body, params.get("examples", ()))
+        return self.memo[body]
 
     def traced(
         self, op: RegionOperator, body: Graph, examples: Sequence[tuple[bool, ...]]
     ) -> _Regions:
+        """Trace the rules for the types of `body`, without its batch dimensions."""
         tracer = Tracer(None, body.name, env=user_env())
         symbols = [input_like(tracer, var) for var in body.symbols]
         inputs: list[Value] = []
@@ -300,47 +306,50 @@ class Late:
         rules = self.rules.at(symbols[self.symbols])
         with using(tracer), substituted(self.reads, [inputs[k] for k in self.places]):
             all_, params = with_rules(op, rules, closed, inputs[:count])
-        known = len(inputs) - count
+        num_captures = len(inputs) - count
         origins = {id(c.tensor): c.origin for c in tracer.captures.values()}
-        held = [origins.get(id(value), value) for value in all_.captures[known:]]
-        return _Regions(params, held)
+        reads = [
+            origins.get(id(value), value) for value in all_.captures[num_captures:]
+        ]
+        return _Regions(params, reads)
 
 
 def _with_late_rules(
     rules: Rules, closed: Closed, operands: int
 ) -> tuple[Closed, dict[str, Any]]:
-    """A call whose rules run where a derivative is asked for, which is passed what the
-    rules around it read: they are of the same functions."""
+    """Return a call whose rules run when a derivative is taken. It captures the tensors
+    that the enclosing rules read, since its rules are those of the same functions."""
     _present.has_late = True
-    here, reads = current(), _present.reads
-    symbols = reads.symbols if isinstance(here, Tracer) else ()
+    tracer, reads = current(), _present.reads
+    symbols = reads.symbols if isinstance(tracer, Tracer) else ()
     graph = with_symbols(Graph("late"), symbols)
     for read in reads.tensors:
         graph.add_input(read.tensor.type, "read", "capture")
-    values = [here.value_of(size_of(symbol)) for symbol in symbols]
+    values = [tracer.value_of(size_of(symbol)) for symbol in symbols]
     captures = [read.tensor for read in reads.tensors]
-    own = len(closed.symbols)
+    count = len(closed.symbols)
     closed = joined([closed, Closed([graph], [*values], [*captures])])
     closed.graphs.pop()
     at = {id(value): operands + k for k, value in enumerate(closed.captures)}
     places = [at[id(value)] for value in captures]
-    rest = len(closed.symbols) - own  # a batch adds symbols in front
-    which = slice(-own - rest, -rest or None) if own else slice(0)
-    return closed, {"late": Late(rules, reads.tensors, places, which)}
+    extra = len(closed.symbols) - count  # a batch adds symbols in front
+    selected = slice(-count - extra, -extra or None) if count else slice(0)
+    return closed, {"late": Late(rules, reads.tensors, places, selected)}
 
 
 def _traced_with_reads(trace: Callable[[], _Traced]) -> _Traced:
-    """What `trace` gives, of the rules of a call. It is called once more if there are
-    calls with late rules within, which are passed what was read the first time."""
+    """Return the result of `trace`, which traces the rules of a call. If calls in them
+    have late rules, call it again: these capture the tensors that were read the first
+    time."""
     if _present.frames:
         return trace()
     tracer = current()
     marks = mark(tracer) if isinstance(tracer, Tracer) else []
     _present.has_late = False
     with recording(tracer) as tensors:
-        found = bodies, _ = trace()
+        traced = bodies, _ = trace()
     if not _present.has_late:
-        return found
+        return traced
     tracers = [body.tracer for body in bodies]
     rollback(marks)
     only_read(tensors.values())
@@ -359,25 +368,28 @@ def _traced_with_reads(trace: Callable[[], _Traced]) -> _Traced:
         _present.reads = _Reads()
 
 
-def _below_tapes(rules: Rules, given: Sequence[Operand]) -> Interpreter | None:
-    """The interpreter around the tapes that a call stands in; None: one of them has a
-    tangent of an input, so that rules run, which are to leave the tapes."""
-    here, tapes = current(), list[Tape]()
-    while isinstance(here, Tape | LinearTracer):
-        if isinstance(here, Tape):
-            tapes.append(here)
-            pairs = [here.current(x) for x in given]
-            if not all(map(is_zero, counted([t for _, t in pairs], here.linear))):
+def _below_tapes(rules: Rules, operands: Sequence[Operand]) -> Interpreter | None:
+    """Return the interpreter around the tapes that enclose a call. Return None if a
+    tape has a tangent of an input: the rules then run at once, below the tapes."""
+    inner, tapes = current(), list[Tape]()
+    while isinstance(inner, Tape | LinearTracer):
+        if isinstance(inner, Tape):
+            tapes.append(inner)
+            pairs = [inner.current(x) for x in operands]
+            if not all(map(is_zero, counted([t for _, t in pairs], inner.linear))):
                 rules.leave(tapes)
                 return None
-            given, around = [value for value, _ in pairs], here.parent
+            operands, around = [value for value, _ in pairs], inner.parent
         else:
-            given, around = [here.below(x) for x in given], here.base
-            if any(isinstance(x, TracedTensor) and x.tracer is here for x in given):
-                return here
+            operands, around = (
+                [inner.below(x) for x in operands],
+                inner.base,
+            )
+            if any(isinstance(x, TracedTensor) and x.tracer is inner for x in operands):
+                return inner
         assert around is not None
-        here = around
-    return here
+        inner = around
+    return inner
 
 
 GRAPHS: Final = {"jvp": ("jvp",), "vjp": ("forward", "backward")}
@@ -387,12 +399,12 @@ PARAMS: Final = {
     "depth": "int",
     "examples": "tuple[tuple[bool, ...], ...]",
 }
-"""What a node has of rules, and of what types that is."""
+"""The params that describe rules, and their types."""
 
 
 class _Tracing(NamedTuple):
-    """Traces the rules of a call, whose inputs, the last of which are captures, are of
-    these types."""
+    """Traces the rules of a call with inputs of these types, the last of which are
+    captures."""
 
     op: RegionOperator
     rules: Rules
@@ -406,9 +418,9 @@ class _Tracing(NamedTuple):
 
         def call(flat: Sequence[Any]) -> list[Value]:
             dots = unpacked(types, rules.wrt, flat[count:])
-            with _within(rules.owner, self.kind):
-                values, found = rules.push([*flat[:count], *self.captures], dots)
-            return [*values, *packed(found, places)]
+            with _tracing_rule(rules.owner, self.kind):
+                values, result_dots = rules.push([*flat[:count], *self.captures], dots)
+            return [*values, *packed(result_dots, places)]
 
         dots = [types[k].strong() for k in rules.wrt]
         body = traced_body(self.op, "jvp", call, [*types[:count], *dots])
@@ -416,27 +428,27 @@ class _Tracing(NamedTuple):
 
     def vjp(self) -> _Traced:
         rules, places = self.rules, list[int]()
-        found = list[tuple[int, PullbackRule]]()
+        pulls = list[tuple[int, PullbackRule]]()
 
         def forward(flat: Sequence[Any]) -> list[Value]:
-            with _within(rules.owner, self.kind):
-                values, kept, pullback = rules.pull([*flat, *self.captures])
-            found.append((len(values), pullback))
-            return [*values, *kept]
+            with _tracing_rule(rules.owner, self.kind):
+                values, residuals, pullback = rules.pull([*flat, *self.captures])
+            pulls.append((len(values), pullback))
+            return [*values, *residuals]
 
         count = len(self.types) - len(self.captures)
         first = traced_body(self.op, "forward", forward, self.types[:count])
-        [(returned, pullback)] = found
-        results, kept = first.types[:returned], first.types[returned:]
+        [(returned, pullback)] = pulls
+        results, residuals = first.types[:returned], first.types[returned:]
 
         def backward(flat: Sequence[Any]) -> list[Value]:
-            tensors, cts = flat[: len(kept)], flat[len(kept) :]
+            tensors, cts = flat[: len(residuals)], flat[len(residuals) :]
             arguments = [self.types[k] for k in rules.wrt]
-            with _within(rules.owner, self.kind):
+            with _tracing_rule(rules.owner, self.kind):
                 return packed(pullback(cts, tensors, arguments, results), places)
 
         floats = [t.strong() for t in results if is_differentiable(t)]
-        second = traced_body(self.op, "backward", backward, [*kept, *floats])
+        second = traced_body(self.op, "backward", backward, [*residuals, *floats])
         return [first, second], {"cotangents": tuple(places)}
 
 
@@ -446,10 +458,12 @@ def traced_body(
     call: Callable[[Sequence[Any]], Any],
     types: Sequence[TensorType],
 ) -> Body:
+    """Trace a function of tensors of these types."""
     names = [f"x{i}" for i in range(len(types))]
     function, path = Function(name, call, names, call), f"{op.name}/{name}"
     return trace_body(op.name, path, function, types, sizes=unknown_sizes(types))
 
 
 def of_one(type_: TensorType) -> TensorType:
+    """Return the type of one element of a batch."""
     return type_.with_shape(type_.shape[1:])

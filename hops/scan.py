@@ -75,10 +75,10 @@ class Scan(RegionOperator):
     carry      the first `num_carry` operands
     xs         T[length, *s] each: the other operands
     body       Graph, (*symbols, *carry, *slices, *captures) -> carry, one step's y
-    length     how many steps there are
-    reverse    steps run from the last slice to the first
-    unroll     how many steps the code of a compiled loop has in a row
-    progress   if there is one: whom it tells how far it is
+    length     the number of steps
+    reverse    whether steps run from the last slice to the first
+    unroll     the number of copies of the body in a compiled loop
+    progress   optional: the label or function that reports progress
     """
 
     name = "scan"
@@ -127,11 +127,11 @@ class Scan(RegionOperator):
             **as_progress(self.name, progress),
         }
         operands = [*carry, *stacks.leaves]
-        found = Call(self.name, [], operands, functions, params, spec)
-        found.paths = pytree.leaf_paths(spec, "carry")
-        found.dynamic = dynamic_sizes(self.name, dynamic_carry, (init,), combine_fn)
-        check_sizes(found, [o.type for o in carry])
-        return found
+        prepared = Call(self.name, [], operands, functions, params, spec)
+        prepared.paths = pytree.leaf_paths(spec, "carry")
+        prepared.dynamic = dynamic_sizes(self.name, dynamic_carry, (init,), combine_fn)
+        check_sizes(prepared, [o.type for o in carry])
+        return prepared
 
     def run_debug(self, call: Call) -> Any:
         if call.params["length"] == 0:
@@ -142,7 +142,8 @@ class Scan(RegionOperator):
         return scan_result(call, step.body.spec, [own_copy(r) for r in results])
 
     def trace_step(self, call: Call) -> tuple[Body, list[TensorType]]:
-        """The body of one step, traced, and the types that the carry has settled on."""
+        """Return the traced body of a step, and the types on which the carry has
+        settled."""
         count = call.params["num_carry"]
         return trace_settled(
             call,
@@ -225,7 +226,7 @@ class Scan(RegionOperator):
         return (*carry, *stacked_results(self.name, body, ys, length))
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
-        """A captured tensor that the body writes is one more carry."""
+        """Turn a captured tensor that the body writes to into one more carry."""
         [body] = bodies
         written = Written(written_inputs(bodies).captures)
         count = body.spec.child(0).num_leaves
@@ -245,8 +246,8 @@ class Scan(RegionOperator):
         progress: Any = None,
     ) -> CountedLoop:
         parts = split_args(self, args, {"body": body})
-        seen = progress is not None or "callback" in effects(body)
-        independent = num_carry == 0 and not seen  # as those backwards of a map
+        has_effects = progress is not None or "callback" in effects(body)
+        independent = num_carry == 0 and not has_effects  # like a map
         return CountedLoop(
             body,
             length,
@@ -303,10 +304,10 @@ SCAN = Scan()
 
 
 class _LinearArgs(NamedTuple):
-    """The args of a scan that is linear, by their positions.
+    """The indices of the args of a linear scan.
 
-    carry, slices, sums        that it is linear in: `sums` are captures
-    symbols, stacks, captures  the others
+    carry, slices, sums        the args in which it is linear; `sums` are captures
+    symbols, stacks, captures  the other args
     """
 
     symbols: list[int]
@@ -336,23 +337,26 @@ class _LinearArgs(NamedTuple):
 
 
 def transpose_scan(
-    given: Sequence[Tangent], operands: Sequence[Any], params: dict[str, Any]
+    cotangents: Sequence[Tangent], operands: Sequence[Any], params: dict[str, Any]
 ) -> list[Tangent | None]:
-    """The cotangents of a scan that is linear in its carry, and in those slices and
-    captures that are `Unknown`: a scan from the other end.
+    """Return the cotangents of a scan that is linear in its carry and in those slices
+    and captures that are `Unknown`: the results of a scan in the opposite direction.
 
-    Its carry is the carry's cotangent, and the sums of those of captures.
+    Its carry consists of the carry's cotangents and the sums of the cotangents of
+    captures.
     """
     _, signature = node_and_signature(SCAN, operands, params)
     [region] = signature.regions
     args = _LinearArgs.of(signature, operands)
     count = params["num_carry"]
-    ys = [k for k in range(count, len(given)) if not isinstance(given[k], Zero)]
-    passed = [
+    ys = [
+        k for k in range(count, len(cotangents)) if not isinstance(cotangents[k], Zero)
+    ]
+    inputs = [
         *(operands[i] for i in args.symbols),
-        *(instantiate(ct) for ct in given[:count]),
+        *(instantiate(ct) for ct in cotangents[:count]),
         *(instantiate(Zero(operands[i].type)) for i in args.sums),
-        *(instantiate(given[k]) for k in ys),
+        *(instantiate(cotangents[k]) for k in ys),
         *(operands[i] for i in (*args.stacks, *args.captures)),
     ]
     backward = {
@@ -361,39 +365,39 @@ def transpose_scan(
         "num_carry": count + len(args.sums),
         "reverse": not params["reverse"],
     }
-    results = bind(SCAN, passed, backward)
+    results = bind(SCAN, inputs, backward)
     by_arg = dict(zip((*args.carry, *args.sums, *args.slices), results, strict=True))
     return [by_arg.get(i) for i in range(len(operands))]
 
 
 def _transposed_body(graph: Graph, args: _LinearArgs, ys: Sequence[int]) -> Graph:
-    """A step backwards: from cotangents of the carry and of the `ys` to those of what
-    the step is linear in, those of captures added to a carry."""
+    """Return one step backwards: from cotangents of the carry and of the `ys` to
+    cotangents of the linear inputs. Those of captures are added to a carry."""
     inner = [v.type.strong() for v in graph.inputs]
     zeros: list[Tangent] = [Zero(o.type) for o in graph.outputs]
     totals: list[Value] = []
 
-    def inputs(tracer: Tracer) -> tuple[dict[int, Value], list[Tangent]]:
-        given = zeros.copy()
+    def add_inputs(tracer: Tracer) -> tuple[dict[int, Value], list[Tangent]]:
+        cotangents = zeros.copy()
         for k, i in enumerate(args.carry):
-            given[k] = tracer.operand(inner[i], "ct")
+            cotangents[k] = tracer.operand(inner[i], "ct")
         totals.extend(tracer.operand(inner[i], "sum") for i in args.sums)
         for k in ys:
-            given[k] = tracer.operand(zeros[k].type.strong(), "ct")
+            cotangents[k] = tracer.operand(zeros[k].type.strong(), "ct")
         values: dict[int, Value] = {
             i: tracer.operand(inner[i], "r") for i in args.stacks
         }
         for i in args.captures:
             var = tracer.graph.add_input(inner[i], "r", "capture")
             values[i] = TracedTensor(tracer, var)
-        return values, given
+        return values, cotangents
 
-    pulled = pull(graph, [*args.carry, *args.slices, *args.sums], inputs)
-    found = pulled.cotangents
+    pulled = pull(graph, [*args.carry, *args.slices, *args.sums], add_inputs)
+    input_cts = pulled.cotangents
     with using(pulled.tracer):
-        sums = [added(t, found[i]) for t, i in zip(totals, args.sums, strict=True)]
+        sums = [added(t, input_cts[i]) for t, i in zip(totals, args.sums, strict=True)]
         carry, slices_ = (
-            [found[i] for i in part] for part in (args.carry, args.slices)
+            [input_cts[i] for i in part] for part in (args.carry, args.slices)
         )
         outputs = [instantiate(t) for t in (*carry, *sums, *slices_)]
     return pulled.tracer.close(outputs)
@@ -405,7 +409,7 @@ def first_scan_carry(call: Call) -> list[Value]:
 
 
 class Step:
-    """The function of a scan in debug mode: the carry's types settle as it goes."""
+    """The body of a scan in debug mode: the carry's types settle as it runs."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -421,27 +425,31 @@ class Step:
         return [*carry, *results[count:]]
 
 
-def _check_pair(call: Call, found: Any) -> None:
-    """Raises: StructureError: a body has not returned a carry of ours and a `y`."""
+def _check_pair(call: Call, spec: Any) -> None:
+    """Check the structure of the result of a body.
+
+    Raises:
+        StructureError: it is not a pair of the carry's structure and a `y`.
+    """
     function = call.functions["body"]
-    if found.type is not tuple or found.num_children != 2:
+    if spec.type is not tuple or spec.num_children != 2:
         raise StructureError(
             f"{call.name}: {function.label} must return a pair `(carry, y)`, and "
-            f"returns {shown(found)}. Return `(carry, None)` if there is no `y`."
+            f"returns {shown(spec)}. Return `(carry, None)` if there is no `y`."
         )
     assert call.spec is not None
-    check_structure(call.name, function.label, found.child(0), call.spec)
+    check_structure(call.name, function.label, spec.child(0), call.spec)
 
 
-def scan_result(call: Call, found: Any, results: Sequence[Any]) -> Any:
+def scan_result(call: Call, spec: Any, results: Sequence[Any]) -> Any:
     assert call.spec is not None
     count = call.params["num_carry"]
     carry = pytree.unflatten(call.spec, results[:count])
-    return carry, pytree.unflatten(found.child(1), results[count:])
+    return carry, pytree.unflatten(spec.child(1), results[count:])
 
 
 def scan_types(call: Call) -> tuple[Any, list[TensorType], list[TensorType]]:
-    """The structure of the result, and the types of the carry and of a `y`."""
+    """Return the structure of the result, and the types of the carry and of a `y`."""
     parent = current()
     marks = mark(parent) if isinstance(parent, Tracer) else []
     body, types = SCAN.trace_step(call)

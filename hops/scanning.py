@@ -1,4 +1,4 @@
-"""`scan`: the function that users call. With `until` it is a `while_loop`."""
+"""`scan`, the public function. With `until` it is a `while_loop`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,16 +34,16 @@ from hopflow.symbolic.size import Size
 
 
 class _Until(NamedTuple):
-    """A scan that may stop: after a step whose carry `test` holds for."""
+    """A scan that stops after the first step for whose carry `test` is True."""
 
     call: Call
     test: Callable[[Any], Any]
 
     def stops(self, carry: Any) -> Value:
-        """Whether the loop ends with this carry.
+        """Return whether the loop ends with this carry.
 
         Raises:
-            PredicateError: `until` returns no bool scalar.
+            PredicateError: `until` does not return a bool scalar.
         """
         function = Function("until", self.test, (), self.test)
         leaves, _ = flatten_results(self.call.name, function, function(carry))
@@ -52,12 +52,12 @@ class _Until(NamedTuple):
                 f"{self.call.name}: {function.label} must return a bool scalar "
                 f"(bool[]), and returns {len(leaves)} tensors."
             )
-        what = f"the result of {function.label}"
-        check_scalar(self.call.name, what, leaves[0].type, "b")
+        label = f"the result of {function.label}"
+        check_scalar(self.call.name, label, leaves[0].type, "b")
         return as_value(leaves[0])
 
     def run(self) -> Any:
-        """Carry, stacks of full length, and the number of steps."""
+        """Return the carry, stacks of full length, and the number of steps."""
         if is_zero(self.call.params["length"]):
             return *SCAN.trace(self.call), astype(0, int64)
         return self.run_debug() if debugging() else self.run_loop()
@@ -86,12 +86,12 @@ class _Until(NamedTuple):
         return *scan_result(call, step.body.spec, done), astype(steps, int64)
 
     def run_loop(self) -> Any:
-        """A `while_loop` that takes and writes slices where it is."""
+        """Run a `while_loop` that reads and writes slices at its counter."""
         call = self.call
         length, reverse = call.params["length"], call.params["reverse"]
         count = call.params["num_carry"]
         xs, function = call.operands[count:], call.functions["body"]
-        found, types, y_types = scan_types(call)
+        spec, types, y_types = scan_types(call)
 
         def test(i: Any, stop: Any, _carry: Any, _ys: Any) -> Any:
             return logical_and(less(i, length), logical_not(stop))
@@ -99,7 +99,7 @@ class _Until(NamedTuple):
         def step(i: Any, _stop: Any, carry: Any, ys: Any) -> Any:
             at = as_value(subtract(subtract(length, 1), i) if reverse else i)
             flat, _ = pytree.flatten(carry)
-            # The body may write to them.
+            # The body may write to its slices in place.
             elements = [own_copy(read_row(x, at)) for x in xs]
             carry, y = function([*flat, *elements])
             rows, _ = flatten_results(call.name, function, y)
@@ -112,18 +112,19 @@ class _Until(NamedTuple):
         ys = list(empty_stacks(stacked_types(y_types, length)))
         first = (astype(0, int64), False, carry, ys)
         steps, _, carry, ys = WHILE.use(lambda: self.loop(test, step, first))
-        return carry, pytree.unflatten(found.child(1), ys), steps
+        return carry, pytree.unflatten(spec.child(1), ys), steps
 
     def loop(self, *args: Any) -> Call:
-        """The call of a `while_loop`, with the sizes of our carry that steps change."""
+        """Return the call of a `while_loop` with the dynamic sizes of the scan's
+        carry."""
         loop = WHILE.prepare(
             *args, max_steps=None, reverse_mode="recompute", dynamic_carry=None
         )
         loop.params |= counted(progress_of(self.call.params))
-        # Before our carry stand the number of the step, and whether it was the last.
+        # The counter and the result of `test` precede the scan's carry.
         loop.dynamic = {2 + i: dims for i, dims in self.call.dynamic.items()}
-        own = self.call.paths
-        loop.paths = [*loop.paths[:2], *own, *loop.paths[2 + len(own) :]]
+        paths = self.call.paths
+        loop.paths = [*loop.paths[:2], *paths, *loop.paths[2 + len(paths) :]]
         return loop
 
 
@@ -140,39 +141,47 @@ def scan(
     dynamic_carry: Any = None,
     progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
-    """`carry, y = combine_fn(carry, x)` for each slice; the last carry, and all `y`.
+    """Run `carry, y = combine_fn(carry, x)` for each slice; return the last carry and
+    all `y`.
 
-    Carries and slices are values: a write to one in the body is one to a private copy.
-    Writes to tensors of enclosing functions reach the caller.
+    Carries and slices are values: in-place writes to them in the body go to private
+    copies. Writes to tensors of enclosing functions reach the caller.
 
     Args:
-        combine_fn: Returns the next carry, of the structure and types that it came in,
-            and any pytree.
+        combine_fn: Returns the next carry, with the structure, shapes and dtypes that
+            it was passed, and any pytree.
         init: The first carry: a pytree of tensors and numbers. A number takes the dtype
             that the body returns.
         xs: A pytree of tensors T[*s, n, *t] with `n` slices along axis `dim`; `x` has
             its structure, and leaves T[*s, *t].
-        length: The number of steps; needed where `xs` has no tensors.
-        dim: The axis of `xs` of which slices are taken. Results are stacked on axis 0.
+        length: The number of steps; required if `xs` has no tensors.
+        dim: The axis of `xs` along which slices are taken. Results are stacked on axis
+            0.
         reverse: Take the slices from last to first; `ys[i]` still belongs to slice `i`.
-        unroll: How many copies of the body a compiled loop has in a row; steps beyond a
-            multiple of it take another loop. A short body gains up to a quarter, unless
-            all of it waits for the carry of the step before; results are the same.
-        until: Tested with the carry after each step; the loop ends once it holds.
+        unroll: The number of copies of the body in a compiled loop; steps beyond a
+            multiple of it run in another loop. Short bodies gain up to a quarter,
+            unless all of the body waits for the carry of the step before; results do
+            not change.
+        until: Called with the carry after each step; the loop ends once it returns
+            True.
         dynamic_carry: The sizes of the carry that steps change; see `while_loop`.
-        progress: A label to show a bar of, or a function; see `while_loop`.
+        progress: A label to show a progress bar with, or a function; see `while_loop`.
 
     Returns:
-        carry, ys; with `until` carry, ys, steps: `ys` of full length, with zeros where
-        no step was made, and how many were, as i64[].
+        carry, ys; with `until` carry, ys, steps: `ys` has full length, with zeros for
+        steps that did not run, and `steps` is the number of
+        steps that ran, as i64[].
 
     Raises:
-        StructureError, CarryTypeError: `combine_fn` returns another carry than it got,
-            or no pair.
+        StructureError, CarryTypeError: `combine_fn` returns a carry of another
+            structure, shape or dtype, or does not return a pair.
         LengthError: the leaves of `xs` have different numbers of slices, or there is
-            neither one nor `length`.
-        PredicateError: `until` returns no bool scalar.
-        ResultTypeError: `combine_fn` returns what is no tensor or number.
+            neither a leaf nor `length`.
+        PredicateError: `until` does not return a bool scalar.
+        ResultTypeError: `combine_fn` returns something other than tensors and numbers.
+
+    >>> hf.scan(lambda total, x: (total + x, total * x), 0, hf.asarray([1, 2, 3]))
+    (Tensor(6, i64[]), Tensor([0, 2, 9], i64[3]))
     """
     options: dict[str, Any] = {
         "length": length,

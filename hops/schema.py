@@ -1,7 +1,7 @@
-"""Schemas: what an operator is called with and gives, as text and plain data.
+"""Schemas: the arguments and results of an operator, as text and plain data.
 
-A schema of a call names the arguments as the user wrote them; one of a node names what
-the node passes, by roles. Both can be printed, compared, stored, and checked against
+The schema of a call names the arguments as the user wrote them; that of a node names
+the args of the node, by roles. Both can be printed, compared, stored, and used to check
 other arguments.
 """
 
@@ -37,9 +37,9 @@ from hopflow.trace.tracer import Tracer, trace_into
 class Argument:
     """One leaf of the arguments or results, or a captured tensor.
 
-    path     how a user would write it: "operands[0]"; of a node the name of the input
-    kind     "tensor", "number", "function" or "static"; of a node its role
-    type     "f32[n, 4]"; of a static one its text; "" of a function
+    path     how a user would write it: "operands[0]"; for a node the name of the input
+    kind     "tensor", "number", "function" or "static"; for a node its role
+    type     "f32[n, 4]"; the text of a static argument; "" for a function
     written  whether the call writes to it
     """
 
@@ -54,15 +54,15 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What an operator takes and gives.
+    """The arguments and results of an operator.
 
     operator    its name
     arguments   the leaves of the arguments, in order
     captures    the tensors that its functions close over
-    results     the leaves of what it returns
-    structure   of (args, kwargs), a leaf as `*`; and that of the result
-    functions   of each of its graphs the name, and "(x: f32[3]) -> f32[3]"
-    options     of each static parameter of the node the name and the text
+    results     the leaves of its result
+    structure   of (args, kwargs), with a leaf as `*`; also `result_structure`
+    functions   the name of each of its graphs, and "(x: f32[3]) -> f32[3]"
+    options     the name and the text of each static parameter of the node
     """
 
     operator: str
@@ -76,30 +76,30 @@ class Schema:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The paths of what a call writes."""
-        own = (*self.arguments, *self.captures)
-        return tuple(a.path for a in own if a.written)
+        """Return the paths of the tensors that a call writes to."""
+        inputs = (*self.arguments, *self.captures)
+        return tuple(a.path for a in inputs if a.written)
 
     def __str__(self) -> str:
         rows = [(f"{a},", a.written) for a in self.arguments]
         if self.captures:
             rows += [("*,", False), *((f"{a},", a.written) for a in self.captures)]
         lines = [f"    {text}{'  # written' if w else ''}" for text, w in rows]
-        given = "\n".join(["(", *lines, ")"]) if lines else "()"
+        signature = "\n".join(["(", *lines, ")"]) if lines else "()"
         results = ", ".join(a.type for a in self.results)
-        text = f"{self.operator}{given} -> {self.result_structure}"
+        text = f"{self.operator}{signature} -> {self.result_structure}"
         text += f" of {results}" if results else ""
         details = [f"    {name}{types}" for name, types in self.functions]
         details += [f"    {name} = {value}" for name, value in self.options]
         return "\n".join([f"{text}:" if details else text, *details])
 
     def check(self, *args: Any, **kwargs: Any) -> None:
-        """Check other arguments, given in the same way. A size that is a name is one
-        size in all of them.
+        """Check other arguments against this schema. A size that is a name must be the
+        same size wherever it occurs.
 
         Raises:
-            SchemaError: they are of another structure, or a leaf of another kind, dtype
-                or shape; it names each by its path.
+            SchemaError: their structure differs, or the kind, dtype or shape of a leaf;
+                each is named by its path.
         """
         leaves, spec = pytree.flatten((args, kwargs))
         if shown(spec) != self.structure:
@@ -109,9 +109,18 @@ class Schema:
             )
         sizes: dict[str, str] = {}
         rows = [
-            Mismatch(own.path, own.type or own.kind, found.type or found.kind, why)
-            for own, leaf in zip(self.arguments, leaves, strict=True)
-            if (why := _difference(own, found := _described(own.path, leaf), sizes))
+            Mismatch(
+                expected.path,
+                expected.type or expected.kind,
+                actual.type or actual.kind,
+                reason,
+            )
+            for expected, leaf in zip(self.arguments, leaves, strict=True)
+            if (
+                reason := _difference(
+                    expected, actual := _described(expected.path, leaf), sizes
+                )
+            )
         ]
         if rows:
             raise SchemaError(self.operator, rows)
@@ -119,19 +128,19 @@ class Schema:
     # --- plain data ---
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: dicts, lists, strings and bools, as JSON has them."""
-        found = asdict(self)
-        for key, value in found.items():
+        """Return plain data: dicts, lists, strings and bools, as in JSON."""
+        data = asdict(self)
+        for key, value in data.items():
             if isinstance(value, tuple):
-                found[key] = [list(x) if isinstance(x, tuple) else x for x in value]
-        return found
+                data[key] = [list(x) if isinstance(x, tuple) else x for x in value]
+        return data
 
     @classmethod
     def from_dict(cls, data: Any) -> "Schema":
-        """The schema that `to_dict` gave.
+        """Return the schema from which `to_dict` made this data.
 
         Raises:
-            ProgramFormatError: it is none.
+            ProgramFormatError: the data has another form.
         """
         names = {f.name for f in fields(cls)}
         if not isinstance(data, Mapping) or set(data) != names:
@@ -155,39 +164,39 @@ class Schema:
         )
 
 
-def _wrong(found: object) -> ProgramFormatError:
-    # By its type alone: what a stranger gives may be of any size, and depth.
+def _wrong(part: object) -> ProgramFormatError:
+    # Only the type is shown: untrusted data may be of any size and depth.
     return ProgramFormatError(
-        f"Schema: a part is {type(found).__name__}, which is none that `to_dict` gives."
+        f"Schema: a part is {type(part).__name__}, which is none that `to_dict` gives."
     )
 
 
-def _text(found: object) -> str:
-    if not isinstance(found, str):
-        raise _wrong(found)
-    return found
+def _text(part: object) -> str:
+    if not isinstance(part, str):
+        raise _wrong(part)
+    return part
 
 
-def _rows(found: object) -> Sequence[Any]:
-    if not isinstance(found, list | tuple):
-        raise _wrong(found)
-    return found
+def _rows(part: object) -> Sequence[Any]:
+    if not isinstance(part, list | tuple):
+        raise _wrong(part)
+    return part
 
 
-def _argument(found: Any) -> Argument:
+def _argument(part: Any) -> Argument:
     keys = {f.name for f in fields(Argument)}
-    if not isinstance(found, Mapping) or set(found) != keys:
-        raise _wrong(found)
-    if type(found["written"]) is not bool:
-        raise _wrong(found["written"])
-    texts = {key: _text(found[key]) for key in keys - {"written"}}
-    return Argument(**texts, written=found["written"])
+    if not isinstance(part, Mapping) or set(part) != keys:
+        raise _wrong(part)
+    if type(part["written"]) is not bool:
+        raise _wrong(part["written"])
+    texts = {key: _text(part[key]) for key in keys - {"written"}}
+    return Argument(**texts, written=part["written"])
 
 
-def _pair(found: Any) -> tuple[str, str]:
-    if not isinstance(found, list | tuple) or len(found) != 2:
-        raise _wrong(found)
-    return _text(found[0]), _text(found[1])
+def _pair(part: Any) -> tuple[str, str]:
+    if not isinstance(part, list | tuple) or len(part) != 2:
+        raise _wrong(part)
+    return _text(part[0]), _text(part[1])
 
 
 # --- calls ----------------------------------------------------------------------------
@@ -210,24 +219,24 @@ def _described(path: str, leaf: Any) -> Argument:
 _TYPE: Final = re.compile(r"(\w+)\[(.*)\]")
 
 
-def _difference(own: Argument, found: Argument, sizes: dict[str, str]) -> str:
-    """Why an argument is not as it is to be; "" if it is."""
-    # A number may be given for a tensor of no axes, and the other way round.
-    data = {own.kind, found.kind} == {"tensor", "number"}
-    if own.kind != found.kind and not data:
-        return f"{own.kind} != {found.kind}"
-    a, b = _TYPE.fullmatch(own.type), _TYPE.fullmatch(found.type)
+def _difference(expected: Argument, actual: Argument, sizes: dict[str, str]) -> str:
+    """Return why an argument differs from the expected one; "" if it does not."""
+    # A number may be passed for a 0-d tensor, and vice versa.
+    data = {expected.kind, actual.kind} == {"tensor", "number"}
+    if expected.kind != actual.kind and not data:
+        return f"{expected.kind} != {actual.kind}"
+    a, b = _TYPE.fullmatch(expected.type), _TYPE.fullmatch(actual.type)
     if a is None or b is None:
-        return "" if own.type == found.type else "value"
+        return "" if expected.type == actual.type else "value"
     if a[1] != b[1]:
         return "dtype"
-    ours, theirs = (m[2].split(", ") if m[2] else [] for m in (a, b))
-    if len(ours) != len(theirs):
-        return f"rank {len(ours)} != {len(theirs)}"
-    for axis, (n, m) in enumerate(zip(ours, theirs, strict=True)):
-        known = sizes.setdefault(n, m) if n.isidentifier() else n
-        if known != m and (n.isidentifier() or n.isdecimal()):
-            return f"axis {axis}: {known} != {m}"
+    shape, actual_shape = (m[2].split(", ") if m[2] else [] for m in (a, b))
+    if len(shape) != len(actual_shape):
+        return f"rank {len(shape)} != {len(actual_shape)}"
+    for axis, (n, m) in enumerate(zip(shape, actual_shape, strict=True)):
+        size = sizes.setdefault(n, m) if n.isidentifier() else n
+        if size != m and (n.isidentifier() or n.isdecimal()):
+            return f"axis {axis}: {size} != {m}"
     return ""
 
 
@@ -239,14 +248,14 @@ def schema_of_call(
     op: Any = None,
     declared: Callable[..., Any] | None = None,
 ) -> Schema:
-    """The schema of `f(*args, **kwargs)`, which is traced for it; nothing runs.
+    """Return the schema of `f(*args, **kwargs)`, which is traced for it; nothing runs.
 
     Args:
         op: The operator; None: the first one that the call uses, if there is one.
         declared: The function whose parameters name the arguments; None: `f`.
 
     Raises:
-        HopflowError: what the call itself raises.
+        HopflowError: the call raises it.
     """
     leaves, spec = pytree.flatten((args, kwargs))
     paths = _paths(declared or f, args, kwargs)
@@ -254,17 +263,17 @@ def schema_of_call(
     marks = mark(outer) if isinstance(outer, Tracer) else []
     parent = None if outer.is_eager else outer
     tracer = Tracer(parent, "schema", env=user_env())
-    given = list(leaves)
+    inputs = list(leaves)
     tensors: dict[int, Any] = {}
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, np.ndarray | np.generic):
             leaf = asarray(leaf)
         if isinstance(leaf, Value | TensorType):
             type_ = leaf if isinstance(leaf, TensorType) else leaf.type
-            given[i] = tensors[i] = tracer.operand(type_, f"x{i}")
+            inputs[i] = tensors[i] = tracer.operand(type_, f"x{i}")
     try:
-        own_args, own_kwargs = pytree.unflatten(spec, given)
-        result = trace_into(tracer, lambda: f(*own_args, **own_kwargs), ())
+        inner_args, inner_kwargs = pytree.unflatten(spec, inputs)
+        result = trace_into(tracer, lambda: f(*inner_args, **inner_kwargs), ())
         rows = [_described(path, x) for path, x in zip(paths, leaves, strict=True)]
         arguments = tuple(
             replace(a, written=i in tensors and is_written(tensors[i]))
@@ -283,7 +292,8 @@ def _traced_schema(
     structure: str,
     result: Any,
 ) -> Schema:
-    """The rest of what a trace says of its call: captures, results, the node."""
+    """Return the schema of a traced call, with captures, results, and the params of its
+    node."""
     nodes = [n for n in tracer.graph.nodes if _is_of(n, op)]
     used = op or (nodes[0].op if nodes else None)
     written = {id(c) for c in tracer.written_captures().values()}
@@ -291,9 +301,9 @@ def _traced_schema(
         Argument(c.input.node.name, "tensor", str(c.input.type), id(c) in written)
         for c in tracer.captures.values()
     )
-    found, spec = pytree.flatten(result)
+    leaves, spec = pytree.flatten(result)
     paths = pytree.leaf_paths(spec, "result")
-    results = tuple(_described(p, x) for p, x in zip(paths, found, strict=True))
+    results = tuple(_described(p, x) for p, x in zip(paths, leaves, strict=True))
     functions, options = _details(nodes[0]) if nodes else ((), ())
     return Schema(
         getattr(used, "name", name),
@@ -314,7 +324,7 @@ def _is_of(node: Node, op: Any) -> bool:
 def _paths(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[str]:
-    """How a user would write each leaf of (args, kwargs)."""
+    """Return how a user would write each leaf of (args, kwargs)."""
     try:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
@@ -322,17 +332,17 @@ def _paths(
     names: list[str] = []
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:
-            rest = range(len(args) - len(names))
-            names += [f"{parameter.name}[{i}]" for i in rest]
+            indices = range(len(args) - len(names))
+            names += [f"{parameter.name}[{i}]" for i in indices]
         elif parameter.kind is not parameter.KEYWORD_ONLY:
             names.append(parameter.name)
     names += [f"args[{i}]" for i in range(len(names), len(args))]
     names = names[: len(args)]
-    found: list[str] = []
-    # A pytree has the values of a dict in the order of their names.
+    paths: list[str] = []
+    # A pytree orders the values of a dict by their keys.
     for name, tree in [*zip(names, args, strict=True), *sorted(kwargs.items())]:
-        found += pytree.leaf_paths(pytree.structure(tree), name)
-    return found
+        paths += pytree.leaf_paths(pytree.structure(tree), name)
+    return paths
 
 
 # --- nodes ----------------------------------------------------------------------------
@@ -342,7 +352,7 @@ _Pairs = tuple[tuple[str, str], ...]
 
 
 def _details(node: Node) -> tuple[_Pairs, _Pairs]:
-    """The graphs of a node, and its other params."""
+    """Return the graphs of a node, and its other params."""
     functions = tuple((key, _signature(graph)) for key, graph in node.graphs.items())
     graphs = {key.partition("[")[0] for key in node.graphs}
     options = tuple(
@@ -359,8 +369,8 @@ def _signature(graph: Graph) -> str:
 
 
 def schema_of_node(node: Node) -> Schema:
-    """The schema of a node: what it passes, by roles. It writes nothing: what its call
-    wrote are results of it."""
+    """Return the schema of a node: its args by roles. A node writes to no arg: tensors
+    that its call writes to are results."""
     signature = node.op.signature(node)
     names: list[str] = list(signature.args)
     for region in reversed(signature.regions):
@@ -376,25 +386,28 @@ def schema_of_node(node: Node) -> Schema:
         )
     )
     functions, options = _details(node)
-    given = shown(pytree.structure(((0,) * len(arguments), {})))
+    structure = shown(pytree.structure(((0,) * len(arguments), {})))
     returned = shown(pytree.structure((0,) * len(results)))
     return Schema(
-        node.op.name, arguments, (), results, given, returned, functions, options
+        node.op.name, arguments, (), results, structure, returned, functions, options
     )
 
 
 def schema(f: Any, *args: Any, **kwargs: Any) -> Schema:
-    """What the operator of a call `f(*args, **kwargs)` takes and gives, or a node does.
+    """Return the schema of a call `f(*args, **kwargs)`, or of a node.
 
         print(hf.schema(hf.cond, pred, true_fn, false_fn, (x,)))
 
     Args:
         f: A function that uses an operator, an operator, or a node of a graph.
-        args, kwargs: What `f` is called with; types (`hf.spec`) may stand for tensors.
+        args, kwargs: The arguments of `f`; types (`hf.spec`) may stand for tensors.
             Nothing runs: the functions are traced.
 
     Raises:
         ArgumentTypeError: `f` is none of these.
+
+    >>> print(hf.schema(lambda x: hf.map(hf.square, x), hf.spec("f32[3]")).results)
+    (Argument(path='result', kind='tensor', type='f32[3]', written=False),)
     """
     if isinstance(f, Node) and hasattr(f.op, "signature"):
         return schema_of_node(f)
@@ -403,11 +416,11 @@ def schema(f: Any, *args: Any, **kwargs: Any) -> Schema:
             "schema: `f` must be a function that uses an operator, an operator, or a "
             f"node of one, and is `{type(f).__name__}`."
         )
-    own: Any = getattr(f, "schema", None)
-    found: Schema
-    if callable(own):  # an operator, which knows the names of its arguments
-        found = own(*args, **kwargs)
-        return found
+    method: Any = getattr(f, "schema", None)
+    result: Schema
+    if callable(method):  # an operator, which knows the names of its arguments
+        result = method(*args, **kwargs)
+        return result
     if not kwargs:
         check_arity("schema", f, args)
     return schema_of_call(f, args, kwargs)

@@ -1,4 +1,4 @@
-"""Functions given to operators: traced to bodies, compared, and closed to graphs."""
+"""Function arguments of operators: tracing bodies, checking and closing them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ from hopflow.zeros import Unknown
 
 
 def as_value(operand: Operand) -> Value:
-    """A scalar constant as a 0-d tensor; a value as it is."""
+    """Return a scalar constant as a 0-d tensor, and a value as it is."""
     if isinstance(operand, Value):
         return operand
     [value] = bind(OPERATIONS["full"], [operand], {"shape": ()})
@@ -51,21 +51,21 @@ def as_value(operand: Operand) -> Value:
 
 
 def own_copy(operand: Operand) -> Value:
-    """A tensor of the same value that shares memory with nothing."""
+    """Return a tensor of the same value that shares memory with no other."""
     if isinstance(operand, Constant):
         return as_value(operand)
     [value] = bind(OPERATIONS["copy"], [operand], {})
     return value
 
 
-# --- what users pass ------------------------------------------------------------------
+# --- arguments of users ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function given to an operator, and how it is called with flat inputs.
+    """A function argument of an operator, and how it is called with flat inputs.
 
-    role    the argument it was given as ("body_fn")
+    role    the name of the argument ("body_fn")
     names   of its flat inputs
     call    calls `fn` with flat inputs, as its operator does, and returns a pytree
     """
@@ -76,10 +76,10 @@ class Function:
     call: Callable[[Sequence[Any]], Any]
 
     def __call__(self, flat: Sequence[Any]) -> Any:
-        """What the function returns for flat inputs.
+        """Return the result of the function for flat inputs.
 
         Raises:
-            ArgumentTypeError: it does not take as many arguments.
+            ArgumentTypeError: it does not take this number of arguments.
         """
         try:
             return self.call(flat)
@@ -93,7 +93,7 @@ class Function:
 
     @property
     def label(self) -> str:
-        """The function as an error names it: "`step` (model.py:41)"."""
+        """Return the function as errors name it: "`step` (model.py:41)"."""
         return f"`{name_of(self.fn)}` ({self.where})"
 
     @property
@@ -102,8 +102,8 @@ class Function:
 
 
 def _is_refused_call(error: TypeError) -> bool:
-    """Whether a function was called wrongly: no line of its own has run, and the last
-    that has is one of an operator, which called it."""
+    """Return True if a call failed because of its arguments: no line of the function
+    itself has run, so the innermost frame is one of an operator, which called it."""
     if isinstance(error, HopflowError) or error.__traceback__ is None:
         return False
     *_, (frame, _) = walk_tb(error.__traceback__)
@@ -112,7 +112,11 @@ def _is_refused_call(error: TypeError) -> bool:
 
 
 def require_callable(op: str, argument: str, value: object) -> None:
-    """Raises: ArgumentTypeError: `value` cannot be called."""
+    """Check that an argument can be called.
+
+    Raises:
+        ArgumentTypeError: it cannot.
+    """
     if not callable(value):
         raise ArgumentTypeError(
             f"{op}: `{argument}` must be a function, and is `{type(value).__name__}`."
@@ -120,10 +124,10 @@ def require_callable(op: str, argument: str, value: object) -> None:
 
 
 def flatten_operands(op: str, argument: str, tree: Any) -> tuple[list[Operand], Spec]:
-    """The leaves of a user's pytree as operands, numbers as weak constants.
+    """Return the leaves of a user's pytree as operands, with numbers as weak constants.
 
     Raises:
-        ArgumentTypeError: a leaf is neither a tensor nor a number; named by its path.
+        ArgumentTypeError: a leaf is neither a tensor nor a number; its path is named.
         ArgumentRangeError: a Python integer does not fit the default dtype.
     """
     leaves, spec = pytree.flatten(tree)
@@ -143,16 +147,19 @@ def flatten_operands(op: str, argument: str, tree: Any) -> tuple[list[Operand], 
 def flatten_results(
     op: str, function: Function, tree: Any, *, exact: bool = False
 ) -> tuple[list[Operand], Spec]:
-    """The leaves of what a function returned as operands.
+    """Return the leaves of a function's result as operands, and its structure.
 
     Args:
-        exact: Whether numbers are to come back as such: floats stay as they are.
+        exact: Whether Python floats stay as they are, so that a number can be returned
+            as one.
 
     Raises:
-        ResultTypeError: a leaf is neither a tensor nor a number; named by its path.
+        ResultTypeError: a leaf is neither a tensor nor a number; its path is named.
     """
-    here = current()
-    leaves, spec = pytree.flatten(tree if here.is_eager else opened(tree, here))
+    interpreter = current()
+    leaves, spec = pytree.flatten(
+        tree if interpreter.is_eager else opened(tree, interpreter)
+    )
     operands: list[Operand] = []
     for i, leaf in enumerate(leaves):
         try:
@@ -173,11 +180,12 @@ def flatten_results(
 
 @dataclass(slots=True)
 class Recorder:
-    """Calls a function with flat values, and keeps the structure of its result.
+    """Calls a function with flat values, and records the structure of its result.
 
-    private   whether inputs and results are values: copies of what they are then, which
-              later writes to a captured tensor do not change
-    refusal   None, or why it may not write to captured tensors; see `refuse_writes`
+    private   whether inputs and results are copied, so that later writes to a captured
+              tensor do not change them
+    refusal   None, or why the function may not write to captured tensors; see
+              `refuse_writes`
     """
 
     op: str
@@ -188,7 +196,7 @@ class Recorder:
 
     @property
     def path(self) -> str:
-        """As the operator path of a traced body: "while_loop/body"."""
+        """Return the operator path of a traced body: "while_loop/body"."""
         return f"{self.op}/{self.function.role.removesuffix('_fn')}"
 
     def __call__(self, *flat: Any) -> tuple[Value, ...]:
@@ -212,10 +220,10 @@ class Recorder:
 
 @dataclass(eq=False, slots=True)
 class Body:
-    """A function of the user's, traced: its tracer is open until `close_bodies`.
+    """A user's function, traced; its tracer is open until `close_bodies`.
 
-    op        the operator, or the function composed of it, as messages name it
-    outputs   the flat results; `spec` their structure
+    op        the name of the operator, or of the function built on it, in messages
+    outputs   the flat results; `spec` is their structure
     """
 
     op: str
@@ -240,17 +248,17 @@ def trace_body(
     dynamic: Mapping[int, Mapping[int, Dim]] | None = None,
     sizes: Mapping[int, Mapping[int, Size]] | None = None,
 ) -> Body:
-    """Trace one function of an operator, on inputs of these types.
+    """Trace a function of an operator, on inputs of these types.
 
     Args:
-        op: The operator, as messages name it.
-        path: What joins the nodes' operator path: "while_loop/body".
-        references: The caller's operands, where a write to an input is one to them.
-        dynamic: By the position of an input the axes whose sizes steps change.
-        sizes: The same, with the sizes: symbols, which inputs define.
+        op: The name of the operator in messages.
+        path: Appended to the operator path of the nodes: "while_loop/body".
+        references: The caller's operands, if writes to inputs are writes to these.
+        dynamic: By the index of an input, the axes whose sizes steps change.
+        sizes: The same with the sizes: symbols, which inputs define.
 
     Raises:
-        ResultTypeError: the function returned what is neither a tensor nor a number.
+        ResultTypeError: the function returned neither tensors nor numbers.
     """
     counts.body_traces += 1
     parent = current()
@@ -276,16 +284,16 @@ def trace_body(
     def run() -> tuple[list[Operand], Spec]:
         return flatten_results(op, function, function(inputs))
 
-    found, spec = trace_into(tracer, run, ())
-    # A tensor of outside that is returned is captured, as one that is read.
+    results, spec = trace_into(tracer, run, ())
+    # A returned tensor of an outer scope is captured, as if it were read.
     outputs: list[Operand] = [
-        tracer.localize(o) if isinstance(o, Value) else o for o in found
+        tracer.localize(o) if isinstance(o, Value) else o for o in results
     ]
     return Body(op, function, tracer, outputs, spec)
 
 
 def is_known(symbol: Symbol) -> bool:
-    """Whether the traces here have an input or a node for a symbol."""
+    """Return True if an enclosing trace has an input or a node for a symbol."""
     tracer: Interpreter | None = current()
     while isinstance(tracer, Tracer):
         if symbol in tracer.symbols:
@@ -295,31 +303,31 @@ def is_known(symbol: Symbol) -> bool:
 
 
 def is_known_size(size: Size) -> bool:
-    """Whether the traces here know all symbols of a size."""
+    """Return True if the enclosing traces know all symbols of a size."""
     return all(map(is_known, free_symbols(size)))
 
 
 def unknown_sizes(types: Sequence[TensorType]) -> dict[int, dict[int, Size]]:
-    """By the position of a type the axes whose sizes another trace has made."""
-    found: dict[int, dict[int, Size]] = {}
+    """Return, by the index of a type, the axes whose sizes only another trace knows."""
+    sizes: dict[int, dict[int, Size]] = {}
     for i, type_ in enumerate(types):
         for axis, size in enumerate(type_.shape):
             if not is_known_size(size):
-                found.setdefault(i, {})[axis] = size
-    return found
+                sizes.setdefault(i, {})[axis] = size
+    return sizes
 
 
 def _changing_sizes(
     tracer: Tracer, names: Sequence[str], dynamic: Mapping[int, Mapping[int, Dim]]
 ) -> dict[int, dict[int, Size]]:
-    """The sizes of inputs that steps change, as symbols of a body: one for a
-    name; one that follows from it (`2 * n`) is checked only.
+    """Return the sizes of inputs that steps change, as symbols of a body: one for each
+    name. A size derived from a name (`2 * n`) gets a symbol that is only checked.
 
     Raises:
         TraceError: the trace has no symbols.
     """
-    known: dict[str, SymInt] = {}
-    found: dict[int, dict[int, Size]] = {}
+    size_of_name: dict[str, SymInt] = {}
+    sizes: dict[int, dict[int, Size]] = {}
     for i, dims in dynamic.items():
         for axis, dim in dims.items():
             if tracer.env is None:
@@ -327,33 +335,34 @@ def _changing_sizes(
                     f"`{names[i]}` changes its size `{dim}`, and this trace has no "
                     'symbols for sizes. Trace with `mode="symbolic"`.'
                 )
-            size = known.get(dim.name) if dim.is_plain else None
+            size = size_of_name.get(dim.name) if dim.is_plain else None
             if size is None:
                 size = tracer.env.unbacked(None, dim.of(dim.min), dim.of(dim.max))
             if dim.is_plain:
-                known[dim.name] = size
-            found.setdefault(i, {})[axis] = size
-    return found
+                size_of_name[dim.name] = size
+            sizes.setdefault(i, {})[axis] = size
+    return sizes
 
 
 def in_trace(body: Body, f: Callable[[], Any]) -> Any:
-    """`f()` with the body's tracer innermost: its operations join the body."""
+    """Call `f` with the body's tracer innermost: its operations join the body."""
     return trace_into(body.tracer, f, ())
 
 
 def _exact(operand: Operand) -> Operand:
-    """A Python float of the trace as it was before an operator took it for a float of
-    the default dtype, which has fewer digits."""
+    """Return the Python float of the trace that an operator converted to the default
+    dtype, which has fewer digits; any other operand as it is."""
     if isinstance(operand, TracedTensor) and operand.storage is None:
         node = operand.source.node
-        given = node.args[0] if node.op is OPERATIONS["convert"] else None
-        if isinstance(given, Var) and given.type is FLOAT_TYPE:
-            return TracedTensor(operand.tracer, given)
+        original = node.args[0] if node.op is OPERATIONS["convert"] else None
+        if isinstance(original, Var) and original.type is FLOAT_TYPE:
+            return TracedTensor(operand.tracer, original)
     return operand
 
 
 def retyped(operand: Operand, dtype: DType, *, weak: bool) -> Operand:
-    """`operand` converted to a dtype, or made weak or strong if it has that."""
+    """Return `operand` converted to a dtype, or made weak or strong if it has that
+    dtype."""
     operand = _exact(operand)
     type_ = operand.type
     if isinstance(operand, Constant) or type_.dtype is not dtype or type_.weak is weak:
@@ -363,7 +372,7 @@ def retyped(operand: Operand, dtype: DType, *, weak: bool) -> Operand:
 
 
 def cast_output(body: Body, i: int, dtype: DType, *, weak: bool = False) -> None:
-    """Convert output `i` of an open body to `dtype`, in its graph."""
+    """Convert output `i` of an open body to `dtype` in its graph."""
     output = body.outputs[i]
     body.outputs[i] = in_trace(body, lambda: retyped(output, dtype, weak=weak))
 
@@ -373,14 +382,15 @@ def cast_output(body: Body, i: int, dtype: DType, *, weak: bool = False) -> None
 
 @dataclass(slots=True)
 class Written:
-    """Inputs that bodies write: `captures` by key, `operands` by position."""
+    """The inputs that bodies write to: `captures` by key, `operands` by index."""
 
     captures: list[Any] = field(default_factory=list)
     operands: list[int] = field(default_factory=list)
 
 
 def written_inputs(bodies: Sequence[Body]) -> Written:
-    """What any of the bodies writes, each once; all have an input for it then."""
+    """Return each input that a body writes to once, and give all bodies an input for
+    it."""
     if any(body.tracer.written_captures() for body in bodies):
         share_captures(bodies)
     captures: dict[Any, None] = {}
@@ -389,29 +399,31 @@ def written_inputs(bodies: Sequence[Body]) -> Written:
         captures |= dict.fromkeys(body.tracer.written_captures())
         for i, operand in enumerate(body.tracer.operands):
             if is_written(operand):
-                # An operand given twice is one tensor, and is written back once.
-                known = (k for k, t in enumerate(body.tracer.operands) if t is operand)
-                operands.setdefault(next(known), i)
+                # An operand passed twice is one tensor, which is written back once.
+                indices = (
+                    k for k, t in enumerate(body.tracer.operands) if t is operand
+                )
+                operands.setdefault(next(indices), i)
     return Written(list(captures), sorted(operands))
 
 
 def captured_write(
     op: str, label: str, refusal: str, type_: TensorType
 ) -> MutationError:
-    """The error for a write to a captured tensor that is refused."""
+    """Return the error for a write to a captured tensor where that is refused."""
     return MutationError(
         f"{op}: {label} writes to a captured tensor {type_}, but {refusal}"
     )
 
 
 def refuse_writes(bodies: Sequence[Body], refusal: str) -> Written:
-    """The functionalize rule of operators whose bodies may not write captures.
+    """Refuse writes to captures: the functionalize rule of many operators.
 
     Args:
-        refusal: Why not, and what to do: the end of the message.
+        refusal: The end of the message: why they are refused, and what to do.
 
     Raises:
-        MutationError: one does.
+        MutationError: a body writes to a capture.
     """
     for body in bodies:
         for capture in body.tracer.written_captures().values():
@@ -421,7 +433,7 @@ def refuse_writes(bodies: Sequence[Body], refusal: str) -> Written:
 
 
 def present_value(body: Body, key: Any) -> Operand:
-    """What a captured tensor holds at the end of a body."""
+    """Return the value of a captured tensor at the end of a body."""
     tracer = body.tracer
     return TracedTensor(tracer, tracer.read(tracer.captures[key].tensor))
 
@@ -438,7 +450,7 @@ def commit(targets: Sequence[Operand], values: Sequence[Value]) -> None:
 
 @dataclass(slots=True)
 class Closed:
-    """Graphs of bodies with the same symbols and captures, which the node passes."""
+    """Graphs of bodies with common symbols and captures, and the values of these."""
 
     graphs: list[Graph]
     symbols: list[Operand]
@@ -446,8 +458,8 @@ class Closed:
 
 
 def share_captures(bodies: Sequence[Body]) -> dict[Any, Capture]:
-    """Give every body an input for each tensor that any of them captures, and for the
-    same base where one of them has found several to share memory."""
+    """Give every body an input for each tensor that any of them captures, and the same
+    base for captures that share memory in one of them."""
     while True:
         union: dict[Any, Capture] = {}
         parts: dict[Any, Capture] = {}
@@ -459,7 +471,7 @@ def share_captures(bodies: Sequence[Body]) -> dict[Any, Capture]:
                 tensor = body.tracer.localize(capture.origin)
                 if key in parts:
                     body.tracer.unite(tensor)
-        # To share may have made a base of what was apart before.
+        # Sharing may have merged captures that were separate into one base.
         if all(body.tracer.captures.keys() == union.keys() for body in bodies):
             return union
 
@@ -467,17 +479,17 @@ def share_captures(bodies: Sequence[Body]) -> dict[Any, Capture]:
 def close_bodies(
     bodies: Sequence[Body], carried: Sequence[Any] = (), place: int | None = None
 ) -> Closed:
-    """Close the bodies with common symbols and captures, unread ones left out.
+    """Close the bodies with common symbols and captures, without unread ones.
 
     Args:
         carried: Keys of captures that have become operands (hidden carries): their
             inputs move among the operands, in this order, in each graph.
-        place: How many operands come before those; None: all.
+        place: The number of operands that precede them; None: all.
     """
     union = share_captures(bodies)
     graphs = [body.tracer.close(body.outputs) for body in bodies]
     read = [read_vars(g) for g in graphs]
-    kept = [
+    read_keys = [
         key
         for key in union
         if key not in carried
@@ -488,24 +500,29 @@ def close_bodies(
     ]
     for body, graph in zip(bodies, graphs, strict=True):
         captures = body.tracer.captures
-        own = [v for v in graph.inputs if v.node.section == "operand"]
+        operands = [v for v in graph.inputs if v.node.section == "operand"]
         extra = [captures[k].input for k in carried]
         for var in extra:
             var.node.section = "operand"
-        rest = [captures[k].input for k in kept]
-        graph.inputs = [*own[:place], *extra, *own[len(own[:place]) :], *rest]
+        others = [captures[k].input for k in read_keys]
+        graph.inputs = [
+            *operands[:place],
+            *extra,
+            *operands[len(operands[:place]) :],
+            *others,
+        ]
     symbols = _put_symbols_first(bodies, graphs)
     for graph in graphs:
         graph.name_inputs()
     parent = current()
-    closed = Closed(graphs, [], [union[k].origin for k in kept])
+    closed = Closed(graphs, [], [union[k].origin for k in read_keys])
     if isinstance(parent, Tracer):
         closed.symbols += [TracedTensor(parent, parent.symbol(s)) for s in symbols]
     return closed
 
 
 def joined(parts: Sequence[Closed]) -> Closed:
-    """All graphs, with inputs for what any of the parts passes."""
+    """Return all graphs, each with inputs for the symbols and captures of all parts."""
     symbols = {
         symbol: value
         for part in parts
@@ -515,29 +532,30 @@ def joined(parts: Sequence[Closed]) -> Closed:
     captures = {id(value): value for part in parts for value in part.captures}
     graphs = [(part, graph) for part in parts for graph in part.graphs]
     for part, graph in graphs:
-        own = dict(zip(map(id, part.captures), graph.captures, strict=True))
+        inputs = dict(zip(map(id, part.captures), graph.captures, strict=True))
         graph.inputs = [
             *graph.symbols,
             *graph.operands,
             *(
-                own.get(key) or graph.add_input(value.type, "read", "capture")
+                inputs.get(key) or graph.add_input(value.type, "read", "capture")
                 for key, value in captures.items()
             ),
         ]
         with_symbols(graph, symbols)
         graph.name_inputs()
-    found = [graph for _, graph in graphs]
-    return Closed(found, list(symbols.values()), list(captures.values()))
+    all_graphs = [graph for _, graph in graphs]
+    return Closed(all_graphs, list(symbols.values()), list(captures.values()))
 
 
 def with_symbols(graph: Graph, symbols: Iterable[Symbol]) -> Graph:
-    """The graph with inputs for these symbols, all of its own among them."""
-    own = {var.node.symbol: var for var in graph.symbols}
-    rest = graph.inputs[len(own) :]
+    """Return the graph with inputs for these symbols, which include its own."""
+    existing = {var.node.symbol: var for var in graph.symbols}
+    others = graph.inputs[len(existing) :]
     first = [
-        own.get(s) or graph.add_input(SYMBOL_TYPE, s.name, "symbol", s) for s in symbols
+        existing.get(s) or graph.add_input(SYMBOL_TYPE, s.name, "symbol", s)
+        for s in symbols
     ]
-    graph.inputs = [*first, *rest]
+    graph.inputs = [*first, *others]
     return graph
 
 
@@ -549,34 +567,37 @@ def _put_symbols_first(
     if not any(body.tracer.symbols for body in bodies):
         return symbols
     for body, graph in zip(bodies, graphs, strict=True):
-        # `symbols_read` finds read symbols among the inputs only.
+        # `symbols_read` looks for symbols among the inputs only.
         others = graph.inputs
-        own = [v for v in body.tracer.symbols.values() if v.node.section == "symbol"]
-        graph.inputs = [*own, *others]
+        symbol_inputs = [
+            v for v in body.tracer.symbols.values() if v.node.section == "symbol"
+        ]
+        graph.inputs = [*symbol_inputs, *others]
         symbols |= symbols_read(graph)
         graph.inputs = others
     for body, graph in zip(bodies, graphs, strict=True):
         others = graph.inputs
-        graph.inputs = []  # a symbol's input is appended where it is new
-        own = [body.tracer.symbol(s) for s in symbols]
-        graph.inputs = own + others
+        graph.inputs = []  # `symbol` appends the input of a new symbol
+        symbol_inputs = [body.tracer.symbol(s) for s in symbols]
+        graph.inputs = symbol_inputs + others
     return symbols
 
 
 # --- types of results -----------------------------------------------------------------
 
 
-def difference(expected: TensorType, got: TensorType, *, sizes: bool = True) -> str:
-    """Why two types differ: "dtype", "rank 1 != 2", "axis 1: 8 != 16"; "" if not.
+def difference(expected: TensorType, actual: TensorType, *, sizes: bool = True) -> str:
+    """Return why two types differ: "dtype", "rank 1 != 2", "axis 1: 8 != 16"; "" if
+    not.
 
     Args:
-        sizes: Whether other sizes make another type.
+        sizes: Whether types of different sizes differ.
     """
-    if expected.dtype is not got.dtype:
+    if expected.dtype is not actual.dtype:
         return "dtype"
-    if expected.ndim != got.ndim:
-        return f"rank {expected.ndim} != {got.ndim}"
-    for axis, (a, b) in enumerate(zip(expected.shape, got.shape, strict=True)):
+    if expected.ndim != actual.ndim:
+        return f"rank {expected.ndim} != {actual.ndim}"
+    for axis, (a, b) in enumerate(zip(expected.shape, actual.shape, strict=True)):
         if not equals(a, b) and sizes:
             return f"axis {axis}: {a} != {b}"
     return ""
@@ -585,14 +606,14 @@ def difference(expected: TensorType, got: TensorType, *, sizes: bool = True) -> 
 def mismatches(
     paths: Sequence[str],
     expected: Sequence[TensorType],
-    got: Sequence[TensorType],
+    actual: Sequence[TensorType],
     *,
     sizes: bool = True,
 ) -> list[Mismatch]:
-    """The leaves whose types differ; see `difference`."""
+    """Return the leaves whose types differ; see `difference`."""
     return [
         Mismatch(path, str(a), str(b), reason)
-        for path, a, b in zip(paths, expected, got, strict=True)
+        for path, a, b in zip(paths, expected, actual, strict=True)
         if (reason := difference(a, b, sizes=sizes))
     ]
 
@@ -600,21 +621,22 @@ def mismatches(
 def check_structure(
     op: str,
     label: str,
-    found: Spec,
+    spec: Spec,
     expected: Spec,
     must: str = "return its carry in the structure it came in",
 ) -> None:
-    """Check that a function, which `label` names, returned the structure of its carry.
+    """Check that a function, named `label`, returned its carry's structure.
 
-    Without leaves None will do, so that a body that only writes need not return.
+    If the carry has no leaves, the function may return None, so that a body that only
+    writes need not return.
 
     Raises:
-        StructureError: it is another one.
+        StructureError: the structure differs.
     """
-    if found != expected and (found.num_leaves or expected.num_leaves):
+    if spec != expected and (spec.num_leaves or expected.num_leaves):
         raise StructureError(
             f"{op}: {label} must {must}."
-            f"\n  expected {shown(expected)}\n  got      {shown(found)}\n"
+            f"\n  expected {shown(expected)}\n  got      {shown(spec)}\n"
             "Return the same containers with as many leaves (`*` is a leaf); only "
             "leaves may change."
         )
@@ -626,46 +648,47 @@ def check_rule(
     of: str,
     expected: tuple[Spec, Sequence[TensorType]],
     operands: Sequence[Operand],
-    found: tuple[Spec, Sequence[Value | Unknown]],
+    results: tuple[Spec, Sequence[Value | Unknown]],
 ) -> None:
-    """Check that a rule gives the results of what it is a rule of.
+    """Check that a rule returns the results of the function it belongs to.
 
-    Sizes that a run makes may be others in each: those are not over the operands'.
+    Sizes that depend on data may differ: those with symbols that the operands lack.
 
     Args:
-        label, of: The rule, and what has the results, as messages name them.
+        label, of: The rule, and the function, as messages name them.
         expected: The structure of the results, and their types.
 
     Raises:
         StructureError, RuleTypeError: it does not.
     """
     structure, types = expected
-    spec, values = found
+    spec, values = results
     must = f"return results in the structure that {of} returns"
     check_structure(op, label, spec, structure, must)
-    known = set(free_symbols(*(n for o in operands for n in o.type.shape)))
+    symbols = set(free_symbols(*(n for o in operands for n in o.type.shape)))
 
-    def as_far_as_known(a: TensorType, b: TensorType) -> TensorType:
+    def with_actual_sizes(a: TensorType, b: TensorType) -> TensorType:
         if a.ndim != b.ndim:
             return a
         pairs = zip(a.shape, b.shape, strict=True)
         return a.with_shape(
-            [m if known.issuperset(free_symbols(m, n)) else n for m, n in pairs]
+            [m if symbols.issuperset(free_symbols(m, n)) else n for m, n in pairs]
         )
 
-    own = [v.type for v in values]
-    wanted = list(map(as_far_as_known, types, own))
-    if leaves := mismatches(pytree.leaf_paths(spec, "result"), wanted, own):
+    actual = [v.type for v in values]
+    compared = list(map(with_actual_sizes, types, actual))
+    if leaves := mismatches(pytree.leaf_paths(spec, "result"), compared, actual):
         raise RuleTypeError(op, label, of, leaves)
 
 
 def shown(spec: Spec) -> str:
-    """A structure as messages print it: `(*, {'w': *})`."""
+    """Return a structure as messages print it: `(*, {'w': *})`."""
     return str(spec).removeprefix("PyTreeSpec(").removesuffix(")").split(", NoneIs")[0]
 
 
 def common_dtype(types: Sequence[TensorType]) -> tuple[DType | None, bool]:
-    """The dtype that weak results take beside others; None if strong ones differ."""
+    """Return the dtype that weak results take beside others, or None if strong ones
+    differ, and whether it is weak."""
     first = types[0]
     if all(t.dtype is first.dtype and t.weak == first.weak for t in types):
         return first.dtype, first.weak

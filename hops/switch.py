@@ -24,7 +24,7 @@ class Switch(Branching):
     """`switch(index; symbols; operands; captures; branches) -> results`
 
     index     i64[] in range
-    branches  Graphs, (*symbols, *operands, *captures) -> results, all of one type
+    branches Graphs, (*symbols, *operands, *captures) -> results, of equal types
     """
 
     name = "switch"
@@ -81,11 +81,11 @@ SWITCH = Switch()
 
 
 def _clamped(index: Operand, count: int) -> Operand:
-    """An index moved into range, as i64[]."""
+    """Return an index clamped to the range, as i64[]."""
     if isinstance(index, Constant):
         number = min(max(int(index.value), 0), count - 1)
         return Constant(number, TensorType(dtypes.int64))
-    if index.type.dtype is dtypes.uint64:  # beyond what int64 holds
+    if index.type.dtype is dtypes.uint64:  # it may exceed int64
         index = minimum(index, count - 1)
     wide = convert_to(index, dtypes.int64)
     clamped: Operand = clip(wide, 0, count - 1)
@@ -93,10 +93,10 @@ def _clamped(index: Operand, count: int) -> Operand:
 
 
 def _check_range(index: Operand | SymInt, count: int) -> None:
-    """Check that there is a branch of a number: now, or when the program runs.
+    """Check that a branch of this number exists: now, or when the program runs.
 
     Raises:
-        CheckError: there is none.
+        CheckError: it does not.
     """
     message = f"switch: `index` must be from 0 to {count - 1}, for so many branches"
     if isinstance(index, SymInt):
@@ -109,7 +109,8 @@ def _check_range(index: Operand | SymInt, count: int) -> None:
 
 
 def _known_branch(index: SymInt, count: int) -> Size:
-    """The number of the branch that runs, if that is known, else the index."""
+    """Return the number of the branch that runs if ranges determine it, else the
+    index."""
     for k in range(count):
         below = k == 0 or implied_truth(index >= k)
         above = k == count - 1 or implied_truth(index <= k)
@@ -125,23 +126,31 @@ def switch(
     *,
     check: bool = False,
 ) -> Any:
-    """`branches[index](*operands)`, with `index` moved into range; see `Switch`.
+    """Call `branches[index](*operands)`, with `index` clamped to the range.
 
     Args:
-        index: An integer, or an integer scalar. Below 0 it means the first branch,
-            beyond the last one the last; with `check` that is an error.
+        index: An integer, or an integer scalar. An index below 0 selects the first
+            branch, one past the last branch the last; with `check` it is an error.
         branches: One or more functions, called with the operands: spread if these are a
-            tuple, else as one argument. They return any pytree, all the same structure,
-            shapes and dtypes.
+            tuple, else as one argument. They return any pytree, all of the same
+            structure, shapes and dtypes.
         operands: A pytree of tensors and numbers.
-        check: Whether there must be a branch of this number.
+        check: Whether a branch of this number must exist.
+
+    Returns:
+        The result of the branch.
 
     Raises:
-        CheckError: with `check`: there is none. Where only a run can tell, it does.
-        ArgumentValueError: there is no branch.
-        ArgumentTypeError: a branch is no function, an operand no tensor or number.
-        PredicateError: `index` is no integer scalar.
+        CheckError: with `check`: no branch has this number. If only a run can tell, the
+            run raises it.
+        ArgumentValueError: `branches` is empty.
+        ArgumentTypeError: a branch is not a function, or an operand not a tensor or
+            number.
+        PredicateError: `index` is not an integer scalar.
         StructureError, BranchTypeError: the branches' results differ.
-        ResultTypeError: a branch returns what is no tensor or number.
+        ResultTypeError: a branch returns something other than tensors and numbers.
+
+    >>> hf.switch(2, [lambda x: x, lambda x: x + 10, lambda x: x * x], (hf.asarray(3),))
+    Tensor(9, i64[])
     """
     return SWITCH(index, branches, operands, check)

@@ -1,4 +1,4 @@
-"""`while_loop`, and `fori_loop` on top of it. All its rules."""
+"""`while_loop` with all its rules, and `fori_loop`, which is built on it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
@@ -84,12 +84,12 @@ class While(RegionOperator):
 
     test       Graph, (*symbols, *carry, *captures) -> bool[]
     body       Graph, of the same inputs, -> carry, one step's y
-    ys         stacks of as many rows as there were steps; derivatives have them made
-    num_carry  how many leaves the carry has: all the operands
-    max_steps  None, or the number of steps after which the test must not hold
-    reverse_mode  what reverse mode keeps: "save", "recompute", "checkpoint", Checkpoint
-    progress   if there is one: whom it tells how far it is
-    counted    if it is there: the number of steps is that from a carry up to a bound
+    ys         stacks with one row for each step; derivatives add them
+    num_carry  the number of leaves of the carry, which are all the operands
+    max_steps  None, or the number of steps after which the test must be False
+    reverse_mode  what reverse mode saves: "save", "recompute", "checkpoint", Checkpoint
+    progress   optional: the label or function that reports progress
+    counted    optional: the loop counts from a carry up to a bound
     """
 
     name = "while_loop"
@@ -125,11 +125,11 @@ class While(RegionOperator):
     def prepare_fori(
         self, lower: Any, upper: Any, body_fn: Any, carry: Any, progress: Any
     ) -> Call:
-        """A loop with the counter as its first carry, as `fori_loop` has it."""
+        """Prepare the call of a `fori_loop`: the counter is the first carry."""
         name = "fori_loop"
         require_callable(name, "body_fn", body_fn)
         first, last = _bounds(name, lower, upper)
-        # A number takes the dtype of the counter, which is that of both bounds.
+        # A Python number takes the dtype of the counter, which is that of both bounds.
         end = last.value if isinstance(last, Constant) else last
         steps = ValueRange(range_of(first).low, range_of(last).high - 1)
         flat, spec = flatten_operands(name, "carry", carry)
@@ -139,11 +139,13 @@ class While(RegionOperator):
             tracer = current()
             if isinstance(tracer, Tracer):
                 tracer.learn_ranges(leaves[:1], [steps])
-            # Before the body, which may write to its `i`.
+            # This comes before the body, which may write to `i` in place.
             following = add(leaves[0], 1)
             tree = pytree.unflatten(spec, leaves[1:])
-            rest = body_fn(leaves[0], *tree) if several else body_fn(leaves[0], tree)
-            return following, rest
+            next_carry = (
+                body_fn(leaves[0], *tree) if several else body_fn(leaves[0], tree)
+            )
+            return following, next_carry
 
         counter = pytree.structure(0)
         names = input_names(body_fn, [counter, *spread_specs(carry, spec)])
@@ -189,13 +191,13 @@ class While(RegionOperator):
             total=call.total,
             **call.params,
         )
-        if is_first:  # no step has told the types of the results
+        if is_first:  # no step ran, so the types of the results are not settled
             call.params.pop("progress", None)
             return self.trace(call)
         return _result(call, [own_copy(r) for r in results])
 
     def trace_step(self, call: Call) -> tuple[Body, list[TensorType]]:
-        """The body, traced, and the types that the carry has settled on."""
+        """Return the traced body, and the types on which the carry has settled."""
         return trace_settled(
             call,
             "while_loop/body",
@@ -270,12 +272,12 @@ class While(RegionOperator):
     ) -> tuple[Value, ...]:
         if bounds := _counted_bounds(split_args(self, args, params), params):
             params = {**params, "total": _difference(*bounds)}
-        found = super().interpret(args, params, evaluate)
-        if len(found) == len(params["body"].outputs):
-            return found
-        ys = bound_result_types(self, args, params)[len(found) :]  # of no steps
+        results = super().interpret(args, params, evaluate)
+        if len(results) == len(params["body"].outputs):
+            return results
+        ys = bound_result_types(self, args, params)[len(results) :]  # stacks of no rows
         rows = [t.with_shape(t.shape[1:]) for t in ys]
-        return (*found, *empty_stacks(stacked_types(rows, 0)))
+        return (*results, *empty_stacks(stacked_types(rows, 0)))
 
     def infer(
         self,
@@ -297,7 +299,7 @@ class While(RegionOperator):
         return (*carry, *stacked_results(self.name, body, rows, steps))
 
     def functionalize(self, bodies: Sequence[Body]) -> Written:
-        """A captured tensor that the body writes is one more carry."""
+        """Turn a captured tensor that the body writes to into one more carry."""
         test, body = bodies
         refuse_writes([test], _REFUSAL)
         written = Written(written_inputs(bodies).captures)
@@ -336,7 +338,8 @@ class While(RegionOperator):
         tangents: Sequence[Tangent],
         params: dict[str, Any],
     ) -> Any:
-        """The loop stacks what each step leaves; its linear part is a scan of those."""
+        """The loop stacks the residuals of each step; its linear part is a scan over
+        them."""
         if changing_sizes(params):
             return super().linearize_rule(operands, tangents, params)
         mode = params["reverse_mode"]
@@ -347,7 +350,7 @@ class While(RegionOperator):
     def linear_part(
         self, params: dict[str, Any], results: Sequence[Value]
     ) -> tuple[RegionOperator, dict[str, Any]]:
-        known = {
+        scan_params = {
             "body": params["body"],
             "num_carry": params["num_carry"],
             "length": results[-1].type.shape[0],
@@ -355,7 +358,7 @@ class While(RegionOperator):
             "unroll": 1,
             **progress_of(params),
         }
-        return SCAN, known
+        return SCAN, scan_params
 
     def of_fixed_sizes(
         self, operands: Sequence[Operand], params: dict[str, Any]
@@ -365,7 +368,7 @@ class While(RegionOperator):
     def counted(
         self, operands: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[Value, ...]:
-        """The number of steps, and the results."""
+        """Return the number of steps, and the results."""
         test, body = _counting(params["test"]), _counting(params["body"], step=True)
         lead = len(params["body"].symbols)
         args = [*operands[:lead], Constant(0, COUNTER), *operands[lead:]]
@@ -397,7 +400,7 @@ class While(RegionOperator):
 
 
 _KEPT: Final[dict[Any, Keep]] = {"save": "cheapest", "recompute": "fewest"}
-"""What is kept of each step, by the modes that keep something of each."""
+"""The residuals that each mode saves of each step; "checkpoint" saves none."""
 _REFUSAL: Final = "a condition only tests. Write to it in `body_fn`."
 _NONE: Final[frozenset[str]] = frozenset()
 _TRAP: Final = frozenset(["trap"])
@@ -413,44 +416,51 @@ def limit_message(where: str, max_steps: int) -> str:
 
 
 def counted(progress: dict[str, Any]) -> dict[str, Any]:
-    """The progress of a loop that tests `i < n` first, and whose step makes `i + 1`."""
+    """Mark the progress of a loop that tests `i < n` first and increments `i` in each
+    step."""
     return {**progress, "counted": True} if progress else {}
 
 
 def _counted_bounds(parts: Parts, params: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """What such a loop counts from and to: a value or a constant each."""
+    """Return the bounds between which such a loop counts, each a value or a
+    constant."""
     if "counted" not in params:
         return None
     test: Graph = params["test"]
     args = *parts.symbols, *parts.operands, *parts.captures
-    given: dict[Arg, Any] = dict(zip(test.inputs, args, strict=True))
+    arg_of: dict[Arg, Any] = dict(zip(test.inputs, args, strict=True))
     [condition] = test.outputs
     while isinstance(condition, Var) and condition.node.op is OPERATIONS["bitwise_and"]:
         condition = condition.node.args[0]
     if not isinstance(condition, Var) or condition.node.op is not OPERATIONS["less"]:
-        return None  # a transform has made another
-    bounds = [given.get(a, a) for a in condition.node.args]
-    known = all(a in given or isinstance(a, Constant) for a in condition.node.args)
-    return (bounds[0], bounds[1]) if known else None
+        return None  # a transform has replaced the test
+    bounds = [arg_of.get(a, a) for a in condition.node.args]
+    are_bound = all(a in arg_of or isinstance(a, Constant) for a in condition.node.args)
+    return (bounds[0], bounds[1]) if are_bound else None
 
 
 def _difference(first: Any, last: Any) -> int:
-    """The number of steps from one bound to another."""
+    """Return the number of steps between two bounds."""
     ends = (x.value if isinstance(x, Constant) else x.item() for x in (last, first))
     return max(int(next(ends)) - int(next(ends)), 0)
 
 
 def _counting(graph: Graph, *, step: bool = False) -> Graph:
-    """A graph of the loop with one more carry, the first: how many steps were made."""
+    """Return a graph of the loop with the number of steps as one more carry, the
+    first."""
     graph = clone(graph)
     counter = graph.add_input(COUNTER, "steps")
-    rest = [v for v in graph.inputs if v.node.section != "symbol" and v is not counter]
-    graph.inputs = [*graph.symbols, counter, *rest]
+    inputs = [
+        v for v in graph.inputs if v.node.section != "symbol" and v is not counter
+    ]
+    graph.inputs = [*graph.symbols, counter, *inputs]
     graph.name_inputs()
     if step:
         one = Constant(1, COUNTER)
-        [more] = graph.call(OPERATIONS["add"], [counter, one], {}, [COUNTER]).results
-        graph.outputs = (more, *graph.outputs)
+        [next_count] = graph.call(
+            OPERATIONS["add"], [counter, one], {}, [COUNTER]
+        ).results
+        graph.outputs = (next_count, *graph.outputs)
     return graph
 
 
@@ -487,7 +497,7 @@ def _loop_params(
 
 
 def _bounds(op: str, lower: Any, upper: Any) -> tuple[Operand, Operand]:
-    """The bounds of a counter, promoted to one dtype."""
+    """Return the bounds of a counter, promoted to one dtype."""
     bounds = [as_operand(op, i, b) for i, b in enumerate((lower, upper))]
     for argument, bound in zip(("lower", "upper"), bounds, strict=True):
         check_scalar(op, f"`{argument}`", bound.type, "iu")
@@ -496,15 +506,23 @@ def _bounds(op: str, lower: Any, upper: Any) -> tuple[Operand, Operand]:
     return first, last
 
 
-def _check_body(call: Call, found: Any) -> None:
-    """Raises: StructureError: a body returned a carry of another structure."""
+def _check_body(call: Call, spec: Any) -> None:
+    """Check the structure of the carry that a body returns.
+
+    Raises:
+        StructureError: it differs from that of the carry passed in.
+    """
     assert call.spec is not None
-    carry = found.child(1) if call.counts else found
+    carry = spec.child(1) if call.counts else spec
     check_structure(call.name, call.functions["body"].label, carry, call.spec)
 
 
 def _check_test(call: Call, types: Sequence[TensorType], spec: Any) -> None:
-    """Raises: PredicateError: a test has not returned one bool scalar."""
+    """Check the result of a test.
+
+    Raises:
+        PredicateError: it is not one bool scalar.
+    """
     label = call.functions["test"].label
     if len(types) != 1 or not spec.is_leaf():
         raise PredicateError(
@@ -529,39 +547,47 @@ def while_loop(
     dynamic_carry: Any = None,
     progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
-    """`while cond_fn(*carry): carry = body_fn(*carry)`, and the carry at the end.
+    """Run `while cond_fn(*carry): carry = body_fn(*carry)` and return the last carry.
 
-    A tuple is spread over the parameters, and a tuple comes back; any other pytree is
-    one argument. A carry is a value: a write to it in the body is one to a private
-    copy. Writes to tensors of enclosing functions reach the caller.
+    A tuple is spread over the parameters, and a tuple is returned; any other pytree is
+    passed as one argument. A carry is a value: in-place writes to it in the body go to
+    a private copy. Writes to tensors of enclosing functions reach the caller.
 
     Args:
         cond_fn: Returns a bool scalar.
-        body_fn: Returns the next carry, of the structure and types that it came in.
-        carry: The first one: a pytree of tensors and numbers. A number takes the dtype
-            that the body returns.
-        max_steps: How many steps there may be at most.
-        reverse_mode: What the backward pass of a derivative keeps. "recompute": of each
-            step the carry, or what is less and will do. "save": what costs least to
-            keep or to compute again. "checkpoint", or a `Checkpoint`: a few carries,
-            from which the others are made again. The first two have stacks that grow
-            with the number of steps, or have room for `max_steps` rows at once.
-        dynamic_carry: The sizes of the carry that steps change, by the names of the
-            parameters and by axes: `{"tokens": {0: hf.Dim("n", max=512)}}`. One name
-            is one size. Memory is made for `max`, or doubles as it is needed.
-        progress: A label: the terminal shows how far the loop is, compiled loops too. A
-            function: it is called with the number of steps done and of all, which is
-            None until the loop has ended; at the beginning and the end, and at most ten
-            times a second (of a loop within a loop: at most so often). The backward
-            pass shows "label (backward)", and calls no function.
+        body_fn: Returns the next carry, with the structure, shapes and dtypes that it
+            was passed.
+        carry: The first carry: a pytree of tensors and numbers. A number takes the
+            dtype that the body returns.
+        max_steps: The largest number of steps; None for no limit.
+        reverse_mode: What the backward pass of a derivative saves. "recompute": the
+            carry of each step, or smaller residuals that suffice. "save": of each step
+            whatever costs least to save or recompute. "checkpoint", or a `Checkpoint`:
+            a few carries, from which the others are recomputed. The first two allocate
+            stacks that grow with the number of steps, or `max_steps` rows at once.
+        dynamic_carry: The sizes of the carry that steps change, by parameter name and
+            axis: `{"tokens": {0: hf.Dim("n", max=512)}}`. Equal names are equal sizes.
+            Memory is allocated for `max`, or doubled when needed.
+        progress: A label, with which the terminal shows the progress of the loop, also
+            of a compiled one. Or a function, which is called with the number of steps
+            done and the total, which is None until the loop has ended: at the beginning
+            and the end, and at most ten times a second, also for a nested loop. The
+            backward pass shows "label (backward)", and calls no function.
+
+    Returns:
+        The last carry, in the structure of `carry`.
 
     Raises:
         CheckError: a size of the carry is not one that its `Dim` allows.
-        PredicateError: `cond_fn` returns no bool scalar.
-        StructureError, CarryTypeError: `body_fn` returns another carry than it got.
+        PredicateError: `cond_fn` does not return a bool scalar.
+        StructureError, CarryTypeError: `body_fn` returns a carry of another structure,
+            shape or dtype.
         ArgumentValueError: the condition is the constant True, without `max_steps`.
-        LoopLimitError: after `max_steps` steps the condition still holds.
-        MutationError: `cond_fn` writes to what it closes over.
+        LoopLimitError: the condition still holds after `max_steps` steps.
+        MutationError: `cond_fn` writes to a tensor that it closes over.
+
+    >>> hf.while_loop(lambda x: x < 100, lambda x: x * 2, hf.asarray(3))
+    Tensor(192, i64[])
     """
     return WHILE(
         cond_fn,
@@ -582,19 +608,28 @@ def fori_loop(
     *,
     progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
-    """`for i in range(lower, upper): carry = body_fn(i, *carry)`, and the last carry.
+    """Run `for i in range(lower, upper): carry = body_fn(i, *carry)` and return the
+    carry.
 
-    A `while_loop` that counts; the carry is spread and typed by the rules of that.
+    This is a `while_loop` that counts; the same rules spread and type the carry.
 
     Args:
         lower, upper: Integers, or integer scalars known at run time.
-        body_fn: Gets the number of the step, an integer scalar, and the carry.
-        carry: The first one: a pytree of tensors and numbers.
-        progress: A label to show a bar of, or a function; see `while_loop`.
+        body_fn: Takes the number of the step, an integer scalar, and the carry; returns
+            the next carry.
+        carry: The first carry: a pytree of tensors and numbers.
+        progress: A label to show a progress bar with, or a function; see `while_loop`.
+
+    Returns:
+        The last carry, in the structure of `carry`.
 
     Raises:
-        PredicateError: a bound is no integer scalar.
-        StructureError, CarryTypeError: `body_fn` returns another carry than it got.
+        PredicateError: a bound is not an integer scalar.
+        StructureError, CarryTypeError: `body_fn` returns a carry of another structure,
+            shape or dtype.
+
+    >>> hf.fori_loop(0, 5, lambda i, total: total + i, 0)
+    Tensor(10, i64[])
     """
     return WHILE.use(lambda: WHILE.prepare_fori(lower, upper, body_fn, carry, progress))
 

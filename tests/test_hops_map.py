@@ -397,7 +397,7 @@ def test_a_subgraph_is_traced_once_for_each_kind_of_call(
             block(x[0], 2),
         )
 
-    monkeypatch.setattr("hopflow.hops.invoke_subgraph._known", OrderedDict())
+    monkeypatch.setattr("hopflow.hops.invoke_subgraph._cache", OrderedDict())
     agree(run(f, hf.asarray(X)), (X * 6, X * 4, -X * 2, X[0] * 2))
     assert block.__doc__ == "A docstring."
     assert block.traces == (0 if run is run_debug else 4)

@@ -404,7 +404,7 @@ def test_a_view_keeps_the_index_it_was_taken_at(run: Any) -> None:
 def test_a_body_that_several_graphs_call_stands_once(
     deeper: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopflow.hops.invoke_subgraph._known", OrderedDict())
+    monkeypatch.setattr("hopflow.hops.invoke_subgraph._cache", OrderedDict())
     twice: Any = hf.subgraph(lambda x: x * 2)
     body: Any = hf.subgraph(lambda x: twice(twice(x)) + 1)
 

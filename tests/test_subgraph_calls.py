@@ -26,7 +26,7 @@ W = RNG.normal(size=(8, 8)) * 0.3
 def known(monkeypatch: pytest.MonkeyPatch) -> OrderedDict[Any, list[Any]]:
     """The traces that are kept: those of the test."""
     traces: OrderedDict[Any, list[Any]] = OrderedDict()
-    monkeypatch.setattr("hopflow.hops.invoke_subgraph._known", traces)
+    monkeypatch.setattr("hopflow.hops.invoke_subgraph._cache", traces)
     return traces
 
 
@@ -170,7 +170,7 @@ def test_what_a_tensor_is_asked_stays_an_error() -> None:
 def test_as_many_traces_are_kept_as_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch, known: OrderedDict[Any, list[Any]]
 ) -> None:
-    monkeypatch.setattr("hopflow.hops.invoke_subgraph._MOST_KNOWN", 3)
+    monkeypatch.setattr("hopflow.hops.invoke_subgraph._MOST_KINDS", 3)
 
     @hf.subgraph
     def counted(x: Any) -> Any:

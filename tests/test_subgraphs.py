@@ -31,7 +31,7 @@ BIASES = [RNG.normal(size=8) for _ in range(MANY)]
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     clear_cache()
-    monkeypatch.setattr("hopflow.hops.invoke_subgraph._known", OrderedDict())
+    monkeypatch.setattr("hopflow.hops.invoke_subgraph._cache", OrderedDict())
 
 
 def block(x: Any, w: Any, b: Any, m: Any = hf) -> Any:

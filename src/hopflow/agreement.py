@@ -78,17 +78,17 @@ class Expected:
         self._rounding = Rounding()
         self.results = run(self._rounding)
 
-    def wrong(self, got: Sequence[Any]) -> str | None:
+    def wrong(self, actual: Sequence[Any]) -> str | None:
         """Return what is wrong about results; None: nothing, or the program is at a
         tie."""
         # The runs with noise are needed only if the cheap tolerance is exceeded.
-        difference = self._difference(got, self._least)
+        difference = self._difference(actual, self._least)
         if difference is None:
             return None
         if self.is_tie:
             self.tied = True
             return None
-        difference = self._difference(got, self._allowed)
+        difference = self._difference(actual, self._allowed)
         self.tied |= difference is None and math.inf in self._allowed
         return difference
 
@@ -128,11 +128,13 @@ class Expected:
         pairs = zip(moved, self._least, strict=True)
         return [SLACK * m + least for m, least in pairs]
 
-    def _difference(self, got: Sequence[Any], allowed: Sequence[float]) -> str | None:
-        if len(got) != len(self.results):
-            return f"{len(got)} results, where {len(self.results)} are expected."
+    def _difference(
+        self, actual: Sequence[Any], allowed: Sequence[float]
+    ) -> str | None:
+        if len(actual) != len(self.results):
+            return f"{len(actual)} results, where {len(self.results)} are expected."
         for k, (x, expected, most) in enumerate(
-            zip(got, self.results, allowed, strict=True)
+            zip(actual, self.results, allowed, strict=True)
         ):
             a = np.asarray(x)
             if (a.dtype, a.shape) != (expected.dtype, expected.shape):
@@ -172,8 +174,8 @@ def _apart(a: Array, b: Array) -> float:
     least = 0.0 if as_dtype(b.dtype).is_float else 1.0  # lost in f64 by large integers
     with np.errstate(invalid="ignore"):
         apart = np.maximum(np.abs(_wide(a) - _wide(b)), least)
-    same = np.asarray(a == b) | (np.isnan(_wide(a)) & np.isnan(_wide(b)))
-    return float(np.max(np.where(same, 0.0, apart), initial=0.0))
+    is_equal = np.asarray(a == b) | (np.isnan(_wide(a)) & np.isnan(_wide(b)))
+    return float(np.max(np.where(is_equal, 0.0, apart), initial=0.0))
 
 
 def _wide(x: Array) -> Array:

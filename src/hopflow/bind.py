@@ -250,20 +250,20 @@ def recorded(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class TransformedFunction(Transformed):
     """The result of a transform, such as `hf.grad(f)`.
 
-    made    the name of the transform, its argument, and the options
+    transform its name, its argument, and its options
     """
 
     def __init__(
-        self, f: Callable[..., Any], made: tuple[str, Any, dict[str, Any]]
+        self, f: Callable[..., Any], transform: tuple[str, Any, dict[str, Any]]
     ) -> None:
         super().__init__(f)
         # Readers of `__wrapped__` look one step deep for the user's function.
         self.__wrapped__ = getattr(f, "__wrapped__", f)
-        self.made = made
+        self.transform = transform
         self._call = f
 
     def __repr__(self) -> str:
-        return f"<{self.made[0]} of {self.__wrapped__!r}>"
+        return f"<{self.transform[0]} of {self.__wrapped__!r}>"
 
     @mark_entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -276,33 +276,35 @@ class TransformedFunction(Transformed):
 
     def remade(self) -> tuple[Any, tuple[Any, ...]]:
         """See `Transformed`."""
-        name, f, options = self.made
-        return _made, (f, name, options)
+        name, f, options = self.transform
+        return _transformed, (f, name, options)
 
     @property
     def rules(self) -> tuple[Any, ...]:
         """The parts of a trace's key besides the function."""
-        name, _, options = self.made
+        name, _, options = self.transform
         return name, *options.values()
 
 
-def _made(f: Any, name: str, options: dict[str, Any]) -> Any:
+def _transformed(f: Any, name: str, options: dict[str, Any]) -> Any:
     return getattr(sys.modules["hopflow"], name)(f, **options)
 
 
 def recordable(
-    f: _Function, home: str = "", made: tuple[str, Any, dict[str, Any]] | None = None
+    f: _Function,
+    home: str = "",
+    transform: tuple[str, Any, dict[str, Any]] | None = None,
 ) -> _Function:
     """Return `f` as users call it: an entry, whose calls `fx` records.
 
     Args:
         home: The public module of the function, if it is not its own.
-        made: For the result of a transform: the name of the transform, its argument and
-            the options, from which a script that reproduces a call is written.
+        transform: For the result of a transform: its name, its argument and its
+        options, for scripts that reproduce a call.
     """
 
-    if made is not None:
-        return cast(_Function, TransformedFunction(f, made))
+    if transform is not None:
+        return cast(_Function, TransformedFunction(f, transform))
 
     @mark_entry
     @wraps(f)
@@ -420,20 +422,22 @@ def _dispatch(
 ) -> tuple[Value, ...]:
     """Return the results of the first that does not return NotImplemented: handlers,
     then the user's tensor types among the args, then the interpreter itself."""
-    here, handlers = current(), _stack.handlers
+    interpreter, handlers = current(), _stack.handlers
     try:
         for i in reversed(range(len(handlers))):
             handler, base = handlers[i]
-            if base is here:
+            if base is interpreter:
                 _stack.handlers = handlers[:i]
                 results = handler.process(op, args, params)
                 if results is not NotImplemented:
                     return _checked(handler, op, results)
-        _stack.handlers = tuple([pair for pair in handlers if pair[1] is not here])
-        tensors = [a for a in args if has_process(a) and here.dispatches(a)]
+        _stack.handlers = tuple(
+            [pair for pair in handlers if pair[1] is not interpreter]
+        )
+        tensors = [a for a in args if has_process(a) and interpreter.dispatches(a)]
         kinds: dict[Any, None] = dict.fromkeys(map(type, tensors))
         if not kinds:
-            return here.process(op, args, params)
+            return interpreter.process(op, args, params)
         for kind in kinds:
             results = kind.process(op, args, params)
             if results is not NotImplemented:

@@ -96,8 +96,8 @@ class Compiled:
                 [tensors[k] for k in self.written], results[first:], strict=True
             )
             # A donated tensor is dead, and its memory may already hold a result.
-            kept = [p for p in pairs if not any(p[0] is x for x in donated)]
-            _write([target for target, _ in kept], [value for _, value in kept])
+            live = [p for p in pairs if not any(p[0] is x for x in donated)]
+            _write([target for target, _ in live], [value for _, value in live])
             del results[first:]
         for k, number in self.constants.items():
             results.insert(k, number)

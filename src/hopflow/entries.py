@@ -103,10 +103,12 @@ def process_error(
     Raises:
         InternalError: the error is a defect of hopflow.
     """
-    here = sys._getframe(1)
-    is_outermost = all(frame.f_code not in _codes for frame in stack_above(here))
-    if is_internal(error, here):
-        internal = InternalError(error, _place_of(error, here), _name_of(callee, args))
+    caller = sys._getframe(1)
+    is_outermost = all(frame.f_code not in _codes for frame in stack_above(caller))
+    if is_internal(error, caller):
+        internal = InternalError(
+            error, _place_of(error, caller), _name_of(callee, args)
+        )
         if is_outermost:
             _write_program(internal, callee, args, kwargs)
         raise internal from error
@@ -153,17 +155,17 @@ _OUTSIDE: Final = (MemoryError, OSError, ImportError, Warning)
 _MANY: Final = 20  # calls of one function on a stack: it recurses
 
 
-def is_internal(error: Exception, here: FrameType) -> bool:
+def is_internal(error: Exception, reached: FrameType) -> bool:
     """Return True if an error is a defect of hopflow, not raised on purpose.
 
     Args:
-        here: The frame that the error has reached.
+        reached: The frame that the error has reached.
     """
     if isinstance(error, (HopflowError, *_OUTSIDE)):
         return False
     frames = list(frames_of(error.__traceback__))
     if isinstance(error, RecursionError):
-        above = (frame.f_code for frame in stack_above(here))
+        above = (frame.f_code for frame in stack_above(reached))
         return not _recurses(chain(above, (e.frame.f_code for e in frames)))
     # The innermost frame that is not a library's says whose error it is.
     for frame_entry in reversed(frames):
@@ -276,12 +278,12 @@ def _is_function_name(target: ast.expr | None) -> bool:
 # --- the report of a defect -----------------------------------------------------------
 
 
-def _place_of(error: Exception, here: FrameType) -> str:
+def _place_of(error: Exception, reached: FrameType) -> str:
     """Return the text for where an error was raised, and for the user's line that led
     there.
 
     Args:
-        here: The frame that the error has reached.
+        reached: The frame that the error has reached.
     """
     frames = list(frames_of(error.__traceback__))
     internal = [e for e in frames if is_own_file(e.frame.f_code.co_filename)]
@@ -290,7 +292,9 @@ def _place_of(error: Exception, here: FrameType) -> str:
         for e in reversed(frames)
         if _is_users(e.frame.f_code)
     )
-    above = ((f.f_code, f.f_lineno) for f in stack_above(here) if _is_users(f.f_code))
+    above = (
+        (f.f_code, f.f_lineno) for f in stack_above(reached) if _is_users(f.f_code)
+    )
     where = ""
     if internal:
         code, lineno = internal[-1].frame.f_code, internal[-1].lineno
@@ -316,7 +320,7 @@ def _short(file: str) -> str:
 
 
 def _name_of(callee: Any, args: tuple[Any, ...]) -> str:
-    transform = getattr(callee, "made", None)
+    transform = getattr(callee, "transform", None)
     if transform is not None:
         return f"hf.{transform[0]}"
     if type(callee).__module__.startswith("hopflow"):

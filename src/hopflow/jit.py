@@ -243,8 +243,8 @@ class Jitted(Transformed):
                 return [x.type for x in traced.captured]
 
             calls = calls_of_all(self._ranks, self._f, self._dynamic, call, preflight)
-        for each in calls:
-            family.note(each.values)
+        for gathered in calls:
+            family.note(gathered.values)
 
         def choose(leaf: int, axis: int | None) -> Choice:
             chosen = choice_of(call.plans[leaf], axis)
@@ -256,17 +256,17 @@ class Jitted(Transformed):
             self._recompiles.note(lambda: self._reasons(family, call))
         match: Match[Compiled] | None = None
         fallback: Match[Compiled] | None = None  # a trace that serves this call alone
-        for each in calls:
-            candidate = family.find(each.values, each.flat.leaves, call.marks)
+        for gathered in calls:
+            candidate = family.find(gathered.values, gathered.flat.leaves, call.marks)
             if candidate is None:
                 # `find` may miss it later: the function may change what it reads.
-                candidate = self._compile(each, choose)
-                family.add(each.values, candidate.variant)
-                if fallback is None and each.values == call.values:
+                candidate = self._compile(gathered, choose)
+                family.add(gathered.values, candidate.variant)
+                if fallback is None and gathered.values == call.values:
                     fallback = candidate
                 elif candidate.undo is not None:
                     candidate.undo()
-            match = candidate if each is call else match
+            match = candidate if gathered is call else match
         match = (
             match or family.find(call.values, call.flat.leaves, call.marks) or fallback
         )

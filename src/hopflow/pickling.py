@@ -77,18 +77,18 @@ def reference(function: Any) -> str | None:
     return name if value is function else None
 
 
-def portable(thing: Any) -> Any:
+def portable(obj: Any) -> Any:
     """Return a value that any pickler can write: functions without a name, also in
     partials and dicts, are replaced by wrappers that are pickled by value."""
-    if type(thing) is functools.partial:
-        keywords = {key: portable(value) for key, value in thing.keywords.items()}
-        args = map(portable, thing.args)
-        return functools.partial(portable(thing.func), *args, **keywords)
-    if type(thing) is dict:
-        return {key: portable(value) for key, value in thing.items()}
-    if not isinstance(thing, FunctionType) or reference(thing) is not None:
-        return thing
-    return thing if _is_by_value() else _ByValue(thing)
+    if type(obj) is functools.partial:
+        keywords = {key: portable(value) for key, value in obj.keywords.items()}
+        args = map(portable, obj.args)
+        return functools.partial(portable(obj.func), *args, **keywords)
+    if type(obj) is dict:
+        return {key: portable(value) for key, value in obj.items()}
+    if not isinstance(obj, FunctionType) or reference(obj) is not None:
+        return obj
+    return obj if _is_by_value() else _ByValue(obj)
 
 
 class _ByValue:

@@ -54,7 +54,7 @@ def parts_of(tree: Any) -> tuple[dict[str, Any], Any] | None:
 
 
 def rest_of(spec: Spec) -> Any:
-    """What a container of this structure holds besides its parts."""
+    """Return the static data of a container of this structure: all but its parts."""
     tree = optree.tree_unflatten(spec, [object() for _ in range(spec.num_leaves)])
     return optree.tree_flatten_one_level(tree)[1]
 
@@ -65,12 +65,12 @@ def is_named_tuple(cls: Any) -> bool:
 
 
 def named_classes() -> dict[str, tuple[type, Callable[[Any, Any], Any]]]:
-    """The classes registered as pytrees, `module:Class`, each with what makes an
-    instance of the rest and the children."""
-    known: Any = optree.register_pytree_node
+    """Return the classes registered as pytrees, by `module:Class`, each with the
+    function that makes an instance of static data and children."""
+    registry: Any = optree.register_pytree_node
     return {
         f"{cls.__module__}:{cls.__qualname__}": (cls, entry.unflatten_func)
-        for cls, entry in known.get().items()
+        for cls, entry in registry.get().items()
         if isinstance(cls, type)
     }
 

@@ -213,7 +213,7 @@ def _inner(callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Inner
         return _inner_of_transform("jit", callee._f, options, args, kwargs)
     if isinstance(callee, GraphModule | SymbolicModule | RegionOperator):
         return None
-    transform = getattr(callee, "made", None)
+    transform = getattr(callee, "transform", None)
     if transform is not None:
         name, f, options = transform
         inner_args = args

@@ -109,7 +109,7 @@ def vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Any:
         )
 
     options = {"in_dims": in_dims, "out_dims": out_dims}
-    return recordable(call, made=("vmap", f, options))
+    return recordable(call, transform=("vmap", f, options))
 
 
 def over_examples(

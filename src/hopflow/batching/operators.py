@@ -72,8 +72,8 @@ def batch(
         for region, body in zip(signature.regions, settled.bodies, strict=True)
     }
     # Graphs that no run takes, those of rules, stay as they are.
-    own = map_graphs(params, lambda graph: graphs.get(id(graph), graph))
-    results = bind(op, passed, own)
+    batched_params = map_graphs(params, lambda graph: graphs.get(id(graph), graph))
+    results = bind(op, passed, batched_params)
     rows = zip(signature.results, results, settled.results, strict=True)
     values = [moved(v, 1, 0) if b and r == "stacked" else v for r, v, b in rows]
     return BatchedResults(values, tuple(settled.results))

@@ -134,6 +134,10 @@ class Embedding(_Layer):
     Shapes:
         weight   f[count, size]
         ids      i[*s] -> f[*s, size]
+
+    >>> layer = hf.nn.Embedding.init(hf.random.key(0), 10, 4)
+    >>> layer(hf.asarray([1, 7, 7])).shape
+    (3, 4)
     """
 
     is_leaf: ClassVar[bool] = True
@@ -161,6 +165,10 @@ class LayerNorm(_Layer):
     Shapes:
         weight, bias   f[size]
         x              f[*s, size] -> f[*s, size]
+
+    >>> layer = hf.nn.LayerNorm.init(4)
+    >>> layer(hf.zeros((2, 4))).shape
+    (2, 4)
     """
 
     is_leaf: ClassVar[bool] = True
@@ -251,6 +259,10 @@ class GRUCell(_Cell):
     Shapes:
         h   f[*s, size]
         x   f[*s, inputs] -> f[*s, size]
+
+    >>> cell = hf.nn.GRUCell.init(hf.random.key(0), 3, 4)
+    >>> cell(hf.zeros((2, 4)), hf.ones((2, 3))).shape
+    (2, 4)
     """
 
     gates: ClassVar[int] = 3
@@ -280,6 +292,11 @@ class LSTMCell(_Cell):
     Shapes:
         state   (h, c), both f[*s, size]
         x       f[*s, inputs] -> (h', c')
+
+    >>> cell = hf.nn.LSTMCell.init(hf.random.key(0), 3, 4)
+    >>> h, c = cell((hf.zeros((2, 4)), hf.zeros((2, 4))), hf.ones((2, 3)))
+    >>> h.shape
+    (2, 4)
     """
 
     gates: ClassVar[int] = 4
@@ -317,6 +334,10 @@ class MultiheadAttention(_Layer):
         result        f[*s, n, size]
 
     A query whose mask is all False attends to all keys equally.
+
+    >>> layer = hf.nn.MultiheadAttention.init(hf.random.key(0), 8, 2)
+    >>> layer(hf.ones((5, 8))).shape
+    (5, 8)
     """
 
     is_leaf: ClassVar[bool] = True
@@ -356,6 +377,7 @@ class MultiheadAttention(_Layer):
     def forward(
         self, query: Any, key: Any = None, value: Any = None, mask: Any = None
     ) -> Any:
+        """Return the attention of the queries; see the class for shapes."""
         key = query if key is None else key
         value = key if value is None else value
         q, k, v = self.query(query), self.key(key), self.value(value)
@@ -402,6 +424,7 @@ class Function(Module):
             )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of the function."""
         return self.function(*args, **kwargs)
 
 
@@ -420,7 +443,7 @@ class Sequential(Module):
 
     @entry
     def __init__(self, *layers: Any) -> None:
-        """Make a chain of these layers.
+        """Create a chain of these layers.
 
         Raises:
             ArgumentTypeError: a layer is not callable.
@@ -436,6 +459,7 @@ class Sequential(Module):
         object.__setattr__(self, "layers", tuple(modules))
 
     def forward(self, x: Any) -> Any:
+        """Return the result of the last layer."""
         for layer in self.layers:
             x = layer(x)
         return x

@@ -59,14 +59,14 @@ class Module:
 
     is_leaf: ClassVar[bool] = False
     _data: ClassVar[tuple[str, ...]] = ()
-    _rest: ClassVar[tuple[str, ...]] = ()
+    _static_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         cls._data = tuple(f.name for f in fields if not f.metadata.get(_STATIC))
-        cls._rest = tuple(f.name for f in fields if f.metadata.get(_STATIC))
+        cls._static_fields = tuple(f.name for f in fields if f.metadata.get(_STATIC))
         unflatten = _unflatten_as(cls)
         pytree.register(cls, _flatten, unflatten, by_name=True)
 
@@ -111,7 +111,7 @@ class Module:
     def __repr__(self) -> str:
         fields = ", ".join(
             f"{name}={_shown(getattr(self, name))}"
-            for name in (*self._data, *self._rest)
+            for name in (*self._data, *self._static_fields)
         )
         return f"{type(self).__name__}({fields})"
 
@@ -158,22 +158,24 @@ _Structure: TypeAlias = tuple[pytree.Exact, pytree.Ties | None]
 
 def _flatten(module: Module) -> tuple[list[Any], _Structure, tuple[str, ...]]:
     fields = [getattr(module, name) for name in module._data]
-    rest = pytree.Exact([getattr(module, name) for name in module._rest])
+    static_values = pytree.Exact(
+        [getattr(module, name) for name in module._static_fields]
+    )
     ties = pytree.Ties.kept(module, fields, Value | np.ndarray)
     distinct = None if ties is None else ties.distinct(fields)
     if ties is None or distinct is None:
-        return fields, (rest, None), module._data
-    return distinct, (rest, ties), ties.names(module._data)
+        return fields, (static_values, None), module._data
+    return distinct, (static_values, ties), ties.names(module._data)
 
 
 def _unflatten_as(cls: type[Module]) -> Callable[[Any, Iterable[Any]], Module]:
     def unflatten(structure: _Structure, children: Iterable[Any]) -> Module:
-        rest, ties = structure
+        static_values, ties = structure
         # The constructor may check types, which other leaves of a pytree do not have.
         module = object.__new__(cls)
         fields = children if ties is None else ties.tree(children)
         vars(module).update(zip(cls._data, fields, strict=True))
-        vars(module).update(zip(cls._rest, rest, strict=True))
+        vars(module).update(zip(cls._static_fields, static_values, strict=True))
         # Ties are those of the original: equal leaves here may be a coincidence.
         vars(module)["_ties"] = ties
         return module

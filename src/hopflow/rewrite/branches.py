@@ -59,8 +59,8 @@ def if_(
     before = state()
     lists = dict(zip(grows, before[len(names) :], strict=True))
     named = dict(zip(names, before, strict=False))
-    kept = {n for n in names if n in updated and is_tensor(named[n])}
-    live = [name for name in results if name not in kept]
+    in_place = {n for n in names if n in updated and is_tensor(named[n])}
+    live = [name for name in results if name not in in_place]
 
     def run(branch: Callable[[], None]) -> dict[str, Any]:
         start = (*before[: len(names)], *(Growing() for _ in lists))

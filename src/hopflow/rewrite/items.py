@@ -192,14 +192,14 @@ def _all_items(values: tuple[Any, ...]) -> list[Items] | None:
     """Return the items of several values; None: one is unsupported, or Python can
     iterate over all of them."""
     items = [items_of(value) for value in values]
-    if all(each is None for each in items) or any(
-        each is None and not isinstance(value, builtins.range | np.ndarray)
-        for each, value in builtins.zip(items, values, strict=True)
+    if all(item is None for item in items) or any(
+        item is None and not isinstance(value, builtins.range | np.ndarray)
+        for item, value in builtins.zip(items, values, strict=True)
     ):
         return None
     return [
-        _as_items(value) if each is None else each
-        for each, value in builtins.zip(items, values, strict=True)
+        _as_items(value) if item is None else item
+        for item, value in builtins.zip(items, values, strict=True)
     ]
 
 

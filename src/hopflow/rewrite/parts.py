@@ -26,12 +26,12 @@ class Parts(NamedTuple):
     """Named values, divided into data (tensors and numbers) and static leaves.
 
     data    the values by name, with None for static leaves
-    rest    (name, position) -> the static leaf there
+    static  (name, position) -> the static leaf there
     specs   the structures by name
     """
 
     data: dict[str, Any]
-    rest: dict[tuple[str, int], Any]
+    static: dict[tuple[str, int], Any]
     specs: dict[str, Spec]
 
     @staticmethod
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
             leaves, spec = pytree.flatten(value)
             for k, leaf in enumerate(leaves):
                 if not isinstance(leaf, _DATA):
-                    parts.rest[name, k], leaves[k] = leaf, None
+                    parts.static[name, k], leaves[k] = leaf, None
             parts.specs[name] = spec
             parts.data[name] = pytree.unflatten(spec, leaves)
         return parts
@@ -55,7 +55,9 @@ class Parts(NamedTuple):
             values[name] = pytree.unflatten(
                 spec,
                 [
-                    self.rest[name, k] if (name, k) in self.rest else next(data_leaves)
+                    self.static[name, k]
+                    if (name, k) in self.static
+                    else next(data_leaves)
                     for k in range(spec.num_leaves)
                 ],
             )
@@ -67,9 +69,9 @@ class Parts(NamedTuple):
         Raises:
             ControlFlowError: one does not; `how` says why they are compared.
         """
-        for name, k in {**self.rest, **other.rest}:
-            leaf = self.rest.get((name, k), _DATUM)
-            other_leaf = other.rest.get((name, k), _DATUM)
+        for name, k in {**self.static, **other.static}:
+            leaf = self.static.get((name, k), _DATUM)
+            other_leaf = other.static.get((name, k), _DATUM)
             if leaf is other_leaf or (
                 type(leaf) is type(other_leaf) and bool(leaf == other_leaf)
             ):

@@ -88,7 +88,7 @@ def _forget() -> None:
         opdef._inferred,
         rule_cache._memo,
         graphs._memo,
-        invoke_subgraph._known,
+        invoke_subgraph._cache,
     ):
         cache.clear()
 

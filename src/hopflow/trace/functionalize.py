@@ -233,4 +233,4 @@ def functionalize(f: Callable[..., Any]) -> Callable[..., Any]:
             tracer.write_back()
         return outputs
 
-    return recordable(call, made=("functionalize", f, {}))
+    return recordable(call, transform=("functionalize", f, {}))
