@@ -139,6 +139,9 @@ def split(key: Any, num: Any = 2) -> Value:
 def fold_in(key: Any, data: Any) -> Value:
     """Return a new key u32[2] from a key and an integer, such as a step number.
 
+        >>> hf.random.fold_in(hf.random.key(0), 3).shape
+        (2,)
+
     Args:
         key: u32[2].
         data: An int, or an integer tensor of rank 0; its lower 32 bits are used.
@@ -280,6 +283,9 @@ def randint(
     """Return integers distributed uniformly in [minval, maxval); `minval` where that
     interval is empty.
 
+        >>> hf.random.randint(hf.random.key(0), (3,), 0, 10).dtype
+        hopflow.int64
+
     Args:
         key: u32[2].
         shape: The shape of the result.
@@ -322,6 +328,9 @@ def randint(
 
 def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Value:
     """Return the elements of `x` in random order along `axis`, T[*s].
+
+        >>> sorted(hf.random.permutation(hf.random.key(0), 4).tolist())
+        [0, 1, 2, 3]
 
     Args:
         key: u32[2].
@@ -576,6 +585,9 @@ def laplace(key: Any, shape: Any = (), dtype: DTypeLike | None = None) -> Value:
 
 def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Value:
     """Return bools that are true with probability `p`.
+
+        >>> hf.random.bernoulli(hf.random.key(0), 0.3, (2,)).shape
+        (2,)
 
     Args:
         key: u32[2].
