@@ -298,8 +298,7 @@ def associative_scan(
     dim: int = 0,
     reverse: bool = False,
 ) -> Any:
-    """Compute all prefixes of an associative function: `y[i] = combine_fn(y[i - 1],
-    x[i])`.
+    """Compute prefixes of an associative function: `y[i] = combine_fn(y[i - 1], x[i])`.
 
     Args:
         combine_fn: Takes two slices `a` and `b`, and returns one of the same structure,

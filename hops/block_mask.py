@@ -135,8 +135,7 @@ def create_block_mask(
 
     Args:
         mask_mod: (b, h, q_idx, kv_idx) -> bool[], all scalars: whether to keep a score.
-        B, H: The batch size and the number of heads; None: the mask does not depend on
-            them.
+        B, H: The batch size and the number of heads; None: all have the same mask.
         Q_LEN, KV_LEN: The numbers of queries and keys.
         BLOCK_SIZE: The numbers of queries and keys in a block: an int, or a pair.
 

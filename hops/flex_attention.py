@@ -445,8 +445,7 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """Compute `softmax(score_mod(q @ k.T * scale)) @ v` over the scores that `mask_mod`
-    keeps.
+    """Compute `softmax(score_mod(q @ k.T * scale)) @ v` of the scores that are kept.
 
     The matrix of all scores is never allocated, nor is it by derivatives: memory is
     linear in the lengths. Queries for which no score is kept get zeros.

@@ -209,8 +209,7 @@ def map_(
     batch_size: int | None = None,
     progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
-    """Compute `f(x, *args)` for each slice `x` of `xs`, and stack the results along
-    axis 0.
+    """Compute `f(x, *args)` for each slice `x` of `xs`; stack the results on axis 0.
 
     Args:
         f: Takes one slice, a value: in-place writes to it go to a private copy. It

@@ -622,10 +622,8 @@ def _retraced(
     *,
     is_recursive: bool,
 ) -> Sequence[Value]:
-    """Return the results of a node that has the rules of `call` (`is_recursive`), or
-    that
-    contains calls which have them. Its graphs are traced again, and close over the
-    inputs of the rules."""
+    """Return the results of a node that has the rules of `call`, or contains calls that
+    do. Its graphs are traced again, and close over the inputs of the rules."""
     parts = split_args(op, operands, params)
     graphs: dict[str, tuple[Graph, Sequence[Any], Sequence[Value] | None]] = {
         name: (graph, parts.symbols, None)

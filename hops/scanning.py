@@ -141,42 +141,35 @@ def scan(
     dynamic_carry: Any = None,
     progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
-    """Run `carry, y = combine_fn(carry, x)` for each slice; return the last carry and
-    all `y`.
+    """Run `carry, y = combine_fn(carry, x)` for each slice; return the carry and `ys`.
 
     Carries and slices are values: in-place writes to them in the body go to private
     copies. Writes to tensors of enclosing functions reach the caller.
 
     Args:
-        combine_fn: Returns the next carry, with the structure, shapes and dtypes that
-            it was passed, and any pytree.
-        init: The first carry: a pytree of tensors and numbers. A number takes the dtype
-            that the body returns.
+        combine_fn: Returns the next carry, of the same structure and types, and any
+            pytree.
+        init: The first carry. Numbers in it take the dtypes that the body returns.
         xs: A pytree of tensors T[*s, n, *t] with `n` slices along axis `dim`; `x` has
             its structure, and leaves T[*s, *t].
         length: The number of steps; required if `xs` has no tensors.
-        dim: The axis of `xs` along which slices are taken. Results are stacked on axis
-            0.
+        dim: The axis of `xs` that is sliced. Results are stacked along axis 0.
         reverse: Take the slices from last to first; `ys[i]` still belongs to slice `i`.
         unroll: The number of copies of the body in a compiled loop; steps beyond a
-            multiple of it run in another loop. Short bodies gain up to a quarter,
-            unless all of the body waits for the carry of the step before; results do
-            not change.
-        until: Called with the carry after each step; the loop ends once it returns
-            True.
+            multiple of it run in another loop. It speeds up short bodies by up to a
+            quarter, unless they wait for the carry, and does not change results.
+        until: Called with the carry after each step; the loop ends if it is True.
         dynamic_carry: The sizes of the carry that steps change; see `while_loop`.
         progress: A label to show a progress bar with, or a function; see `while_loop`.
 
     Returns:
-        carry, ys; with `until` carry, ys, steps: `ys` has full length, with zeros for
-        steps that did not run, and `steps` is the number of
-        steps that ran, as i64[].
+        carry, ys; with `until` carry, ys, steps: `steps` is the number of steps that
+        ran, i64[], and `ys` has zeros for the others.
 
     Raises:
-        StructureError, CarryTypeError: `combine_fn` returns a carry of another
-            structure, shape or dtype, or does not return a pair.
-        LengthError: the leaves of `xs` have different numbers of slices, or there is
-            neither a leaf nor `length`.
+        StructureError, CarryTypeError: `combine_fn` returns no pair, or a carry of
+            another structure or type.
+        LengthError: the numbers of slices differ, or there is no leaf and no `length`.
         PredicateError: `until` does not return a bool scalar.
         ResultTypeError: `combine_fn` returns something other than tensors and numbers.
 

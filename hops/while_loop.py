@@ -555,8 +555,7 @@ def while_loop(
 
     Args:
         cond_fn: Returns a bool scalar.
-        body_fn: Returns the next carry, with the structure, shapes and dtypes that it
-            was passed.
+        body_fn: Returns the next carry, of the same structure and types.
         carry: The first carry: a pytree of tensors and numbers. A number takes the
             dtype that the body returns.
         max_steps: The largest number of steps; None for no limit.
@@ -580,8 +579,8 @@ def while_loop(
     Raises:
         CheckError: a size of the carry is not one that its `Dim` allows.
         PredicateError: `cond_fn` does not return a bool scalar.
-        StructureError, CarryTypeError: `body_fn` returns a carry of another structure,
-            shape or dtype.
+        StructureError, CarryTypeError: `body_fn` returns a carry of another structure
+            or type.
         ArgumentValueError: the condition is the constant True, without `max_steps`.
         LoopLimitError: the condition still holds after `max_steps` steps.
         MutationError: `cond_fn` writes to a tensor that it closes over.
@@ -625,8 +624,8 @@ def fori_loop(
 
     Raises:
         PredicateError: a bound is not an integer scalar.
-        StructureError, CarryTypeError: `body_fn` returns a carry of another structure,
-            shape or dtype.
+        StructureError, CarryTypeError: `body_fn` returns a carry of another structure
+            or type.
 
     >>> hf.fori_loop(0, 5, lambda i, total: total + i, 0)
     Tensor(10, i64[])
