@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,17 @@ import hopflow as hf
 ROOT = Path(hf.__file__).parent
 
 
+def files() -> Iterator[Path]:
+    """The files of the package, those of its linked folders too."""
+    for folder, _, names in os.walk(ROOT, followlinks=True):
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
 def examples() -> Iterator[doctest.DocTest]:
     """The texts with examples in the package, also those that are no docstring of a
     function: operations have theirs in records."""
     parser = doctest.DocTestParser()
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in sorted(files()):
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
                 continue
