@@ -474,3 +474,50 @@ def test_a_loop_may_return_and_so_may_its_else() -> None:
     for x in [1.0, 3.0], [1.0, 1.0]:
         found = hf.jit(hf.control_flow(first_above))(hf.asarray(x))
         agree(found, hf.asarray(first_above(x)))
+
+
+def returns_from_a_for(x: Any) -> Any:
+    total = 0.0
+    for item in x:
+        if total > 3:
+            return total
+        total += item
+    return -total
+
+
+def returns_from_a_range(x: Any) -> Any:
+    total = 0
+    for k in range(x.shape[0]):
+        if total > 3:
+            return total
+        total += x[k]
+    return -total
+
+
+def returns_from_a_while(x: Any) -> Any:
+    total, k = 0.0, 0
+    while k < x[0]:
+        if total > 3:
+            return total, k
+        total, k = total + x[1], k + 1
+    return -total, k
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("x", [[1.0, 1.0], [2.0, 3.0, 4.0], [5.0, 3.0], [0.0, 9.0]])
+@pytest.mark.parametrize(
+    "f", [returns_from_a_for, returns_from_a_range, returns_from_a_while]
+)
+def test_a_return_may_depend_on_what_begins_as_a_number(
+    f: Any, x: list[float], dynamic: bool
+) -> None:
+    rewritten = hf.control_flow(f)
+    expected = f(hf.asarray(x))
+    for result in (
+        rewritten(hf.asarray(x)),
+        hf.jit(rewritten, dynamic=dynamic)(hf.asarray(x)),
+    ):
+        for a, b in zip(
+            *(pytree.flatten(t)[0] for t in (result, expected)), strict=True
+        ):
+            assert float(a) == float(b)

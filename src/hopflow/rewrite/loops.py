@@ -13,12 +13,13 @@ from hopflow.hops.while_loop import fori_loop, while_loop
 from hopflow.ops.creation import arange, zeros
 from hopflow.ops.elementwise import logical_and
 from hopflow.ops.manipulation import reshape
+from hopflow.pytree import tree_map
 from hopflow.rewrite.branches import if_
 from hopflow.rewrite.exits import RESULT
 from hopflow.rewrite.growing import Chunk, Growing, joined_chunks
 from hopflow.rewrite.items import Items, exhaust, items_of
 from hopflow.rewrite.lists import is_unshared, weak_rows
-from hopflow.rewrite.parts import Parts, shown_as, zeros_for
+from hopflow.rewrite.parts import Parts, shown_as, unknown, zeros_for
 from hopflow.rewrite.rows import Rows
 from hopflow.rewrite.values import (
     UNBOUND,
@@ -454,9 +455,18 @@ def _bound(body: _Step, state: _Values, names: _Names, unbound: _Names) -> _Valu
                 f"`{name}` before the loop."
             )
     if missing:
-        step = lambda: dict(zip(names, body(*state), strict=True))  # noqa: E731
-        values.update(zeros_for(missing, [step]))
+        values.update(zeros_for(missing, [lambda: _after(body, state, names)]))
+    if still := [name for name in missing if values[name] is UNBOUND]:
+        # What a number decides before the first step is a branch in the loop.
+        values.update(
+            zeros_for(still, [lambda: _after(body, tree_map(unknown, state), names)])
+        )
     return tuple(values.values())
+
+
+def _after(body: _Step, state: _Values, names: _Names) -> dict[str, Any]:
+    """Return the values of names after a step."""
+    return dict(zip(names, body(*state), strict=True))
 
 
 class _Carry:

@@ -11,6 +11,7 @@ from hopflow.errors import ControlFlowError
 from hopflow.graph.types import TensorType
 from hopflow.hops.subgraphs import Function, trace_body
 from hopflow.ops.creation import zeros
+from hopflow.ops.opdef import as_operand
 from hopflow.pytree import Spec
 from hopflow.rewrite.values import UNBOUND
 from hopflow.symbolic.boolean import SymBool
@@ -136,6 +137,15 @@ def dry_run(
     rollback(marks)
     types: dict[str, Any] = pytree.unflatten(body.spec, body.types)
     return parts[-1], types
+
+
+def unknown(value: Any) -> Any:
+    """Return for a Python number one that the trace does not know, of its type."""
+    if type(value) not in (bool, int, float):
+        return value
+    tracer = current()
+    assert isinstance(tracer, Tracer)
+    return tracer.operand(as_operand("control_flow", 0, value).type, "x")
 
 
 def zero(type_: TensorType) -> Any:
