@@ -1,10 +1,11 @@
 """`ExportedProgram`: a captured function that leaves the process that made it."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from hopflow.errors import ArgumentTypeError, ArgumentValueError, StructureError
 from hopflow.export.diff import Difference, differences
 from hopflow.export.document import Document, structure_of, write_document
 from hopflow.export.files import write_file
+from hopflow.export.jax.frames import ASSERTS as JAX_ASSERTS
+from hopflow.export.jax.frames import Asserts as JaxAsserts
+from hopflow.export.jax.function import JaxFunction, to_artifact, to_function
 from hopflow.export.onnx.model import ASSERTS, Asserts, save_model, to_model
 from hopflow.export.signature import Signature, signature_of
 from hopflow.graph.core import Graph, SourceLine
@@ -252,10 +256,7 @@ class ExportedProgram:
             ArgumentTypeError: `path` is no path.
             OSError: it cannot be written.
         """
-        if not isinstance(path, str | PathLike):
-            raise ArgumentTypeError(
-                f"save: `path` must be a path, and is `{type(path).__name__}`."
-            )
+        _check_path("save", path)
         write_file(path, self._document())
 
     # --- other formats ---
@@ -292,19 +293,94 @@ class ExportedProgram:
             ArgumentTypeError, ArgumentValueError: an argument is of another kind.
             OSError: the file cannot be written.
         """
-        if path is not None and not isinstance(path, str | PathLike):
-            raise ArgumentTypeError(
-                f"to_onnx: `path` must be a path, and is `{type(path).__name__}`."
-            )
-        if asserts not in ASSERTS:
-            raise ArgumentValueError(
-                f"to_onnx: `asserts` must be one of {', '.join(map(repr, ASSERTS))}, "
-                f"and is {asserts!r}."
-            )
+        if path is not None:
+            _check_path("to_onnx", path)
+        _one_of("to_onnx", "asserts", asserts, ASSERTS)
         model = to_model(self, asserts)
         if path is not None:
             save_model(model, path)
         return model
+
+    @entry
+    @deep_recursion()
+    def to_jax(self, *, asserts: JaxAsserts = "drop") -> JaxFunction:
+        """The program as a function of JAX, with the same pytrees of `jax.Array`s.
+
+        `jax.jit`, `jax.grad`, `jax.vmap` and `jax.shard_map` transform it; loops and
+        branches are those of `jax.lax`. It is a pytree of the program's tensors. See
+        `JaxFunction`, and docs/export.md for what JAX does in another way.
+
+            >>> fn = hf.export(hf.sin, (hf.ones((2,)),)).to_jax()  # doctest: +SKIP
+            >>> jax.jit(fn)(jax.numpy.zeros(2))  # doctest: +SKIP
+            Array([0., 0.], dtype=float32)
+
+        Args:
+            asserts: What becomes of checks, for what JAX traces cannot stop. "drop":
+                nothing. "checkify": each is a `jax.experimental.checkify.check`, which
+                `checkify.checkify(fn)` makes an error value.
+
+        Raises:
+            ExportError: JAX has nothing for an operation, or cannot know a size when it
+                traces; the message names it and the user's line. Or the library `jax`
+                is missing, or makes no arrays of 64 bits.
+            ArgumentValueError: `asserts` is another one.
+        """
+        _one_of("to_jax", "asserts", asserts, JAX_ASSERTS)
+        return to_function(self, asserts)
+
+    @entry
+    @deep_recursion()
+    def to_stablehlo(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        platforms: Sequence[str] | None = None,
+        derivatives: int = 0,
+    ) -> bytes:
+        """The program as a portable artifact, which `jax.export.deserialize` reads in
+        another process, where hopflow need not be.
+
+        It holds versioned StableHLO (`mlir_module_serialized` of what is read), and the
+        program's tensors. Symbolic sizes are symbolic dimensions, of at least 1, with
+        the program's constraints. An argument that is a constant of the program is None
+        in a call. Checks are left out.
+
+            >>> artifact = program.to_stablehlo("f.stablehlo")  # doctest: +SKIP
+            >>> jax.export.deserialize(bytearray(artifact)).call(x)  # doctest: +SKIP
+
+        Args:
+            path: Where to write it, if it is given.
+            platforms: What it is for: "cpu", "cuda", "rocm", "tpu". None: what JAX uses
+                here.
+            derivatives: How many orders of reverse derivatives it holds as well.
+
+        Raises:
+            ExportError: as `to_jax`; or JAX cannot do without the value of a size, or
+                cannot write a container of the arguments or the result.
+            ArgumentTypeError: `path` is no path.
+            OSError: the file cannot be written.
+        """
+        if path is not None:
+            _check_path("to_stablehlo", path)
+        artifact = to_artifact(self, platforms, derivatives)
+        if path is not None:
+            Path(path).write_bytes(artifact)
+        return artifact
+
+
+def _check_path(name: str, path: Any) -> None:
+    if not isinstance(path, str | PathLike):
+        raise ArgumentTypeError(
+            f"{name}: `path` must be a path, and is `{type(path).__name__}`."
+        )
+
+
+def _one_of(name: str, argument: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ArgumentValueError(
+            f"{name}: `{argument}` must be one of {', '.join(map(repr, choices))}, and "
+            f"is {value!r}."
+        )
 
 
 def size_condition(guard: Any) -> str:

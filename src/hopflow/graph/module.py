@@ -251,7 +251,7 @@ class GraphModule:
         positions: list[int] = []
         for i, leaf in enumerate(leaves):
             if i in self.constants:
-                self._check_constant(self.constants[i], leaf)
+                self.check_constant(self.constants[i], leaf)
             elif i in self.numbers:
                 self._check_number(i, leaf)
             else:
@@ -283,7 +283,11 @@ class GraphModule:
             )
         return sizes[symbol]
 
-    def _check_constant(self, constant: Specialization, leaf: Any) -> None:
+    def check_constant(self, constant: Specialization, leaf: Any) -> None:
+        """
+        Raises:
+            ArgumentValueError: an argument is not the constant that it was in the trace.
+        """
         value = constant.value
         if isinstance(value, float | complex):  # -0.0 and 0.0 differ, NaNs are equal
             is_same = repr(leaf) == repr(value)

@@ -12,10 +12,11 @@ from hopflow.dtypes import DType
 from hopflow.errors import ExportError, GraphError
 from hopflow.export.onnx.scopes import Names, Origin, Scope, Value
 from hopflow.export.onnx.sizes import Known, Number, condition, number, vector
+from hopflow.export.symbols import Symbols
 from hopflow.graph.core import Arg, Constant, Graph, Node, SourceLine, Var, plain_symbol
 from hopflow.graph.types import Shape, TensorType
 from hopflow.symbolic.boolean import SymBool
-from hopflow.symbolic.size import Size, Symbol, SymFloat, SymInt, free_symbols
+from hopflow.symbolic.size import Size, Symbol, SymFloat, SymInt
 
 Given: TypeAlias = Known | Constant | None
 """What an input of a graph gets; None: the symbol follows from the other inputs."""
@@ -98,8 +99,7 @@ class Frame:
         self.scope = scope
         self.graph = graph
         self.values: dict[Var, Value] = {}
-        self.known: dict[Symbol, Known] = {}
-        self._offers: dict[Symbol, Callable[[], Known]] = {}
+        self.symbols: Symbols[Known] = Symbols()
         self._shapes: dict[tuple[str, int], Value] = {}
         self._sizes: dict[Any, Number] = {}
         for var, arg in zip(graph.inputs, args, strict=True):
@@ -113,7 +113,7 @@ class Frame:
         symbol = var.node.symbol
         if symbol is not None:
             number = arg.value if isinstance(arg, Constant) else arg
-            self.known[symbol] = number
+            self.symbols[symbol] = number
             return
         if isinstance(arg, Constant):
             arg = self.scope.constant(arg.value, arg.type.dtype)
@@ -127,11 +127,7 @@ class Frame:
         for axis, size in enumerate(var.type.shape):
             symbol = plain_symbol(size)
             if symbol is not None:
-                self.offer(symbol, partial(self.axis_size, value, axis))
-
-    def offer(self, symbol: Symbol, tell: Callable[[], Known]) -> None:
-        """Note how the value of a symbol is found, if it is asked for."""
-        self._offers.setdefault(symbol, tell)
+                self.symbols.offer(symbol, partial(self.axis_size, value, axis))
 
     def value(self, arg: Arg | Size | SymFloat) -> Value:
         """What an operand is."""
@@ -157,27 +153,8 @@ class Frame:
             self._shapes[key] = scope.scalar(Value(name, dtypes.int64))
         return self._shapes[key]
 
-    def knows(self, *sizes: Size) -> bool:
-        """Whether these sizes can be told here."""
-        symbols = free_symbols(*sizes)
-        return all(s in self.known or s in self._offers for s in symbols)
-
     def number_of(self, symbol: Symbol) -> Number:
-        return Number(self.scope, self._symbol(symbol))
-
-    def _symbol(self, symbol: Symbol) -> Known:
-        """
-        Raises:
-            GraphError: nothing tells what it is.
-        """
-        if symbol not in self.known:
-            if symbol not in self._offers:
-                raise GraphError(
-                    f"the size `{symbol}` is used before any input or result has told "
-                    "it."
-                )
-            self.known[symbol] = self._offers[symbol]()
-        return self.known[symbol]
+        return Number(self.scope, self.symbols[symbol])
 
     def size(self, size: Size | SymFloat) -> Number:
         """A size, or another symbolic number, as the model computes it."""
@@ -185,12 +162,12 @@ class Frame:
             return Number(self.scope, int(size))
         key = size.expression if isinstance(size, SymInt) else size.node
         if key not in self._sizes:
-            self._sizes[key] = number(self.scope, size, self._symbol)
+            self._sizes[key] = number(self.scope, size, self.symbols.__getitem__)
         return self._sizes[key]
 
     def condition(self, holds: SymBool) -> Value:
         """A condition on sizes, bool[]."""
-        return condition(self.scope, holds, self._symbol)
+        return condition(self.scope, holds, self.symbols.__getitem__)
 
     # --- nodes ---
 
@@ -221,7 +198,7 @@ class Frame:
                 f"to_onnx: `{node.op.name}`{where} cannot be in a model: {error}"
             ) from error
         if node.symbol is not None:
-            self.known[node.symbol] = results[0]
+            self.symbols[node.symbol] = results[0]
         for var, value in zip(node.results, results, strict=True):
             self.store(var, value)
 

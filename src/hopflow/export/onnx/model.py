@@ -164,14 +164,14 @@ class _Writing:
     def offer_symbols(self, leaves: Mapping[int, Value]) -> None:
         """Say where the values of symbols are found."""
         for symbol, source in self.program.module.sources.items():
-            self.frame.offer(symbol, partial(self.found, source, leaves))
+            self.frame.symbols.offer(symbol, partial(self.found, source, leaves))
 
     def found(
         self, source: Source | ComputedSource, leaves: Mapping[int, Value]
     ) -> Known:
         if isinstance(source, ComputedSource):
             for symbol, inner in source.sources.items():
-                self.frame.offer(symbol, partial(self.found, inner, leaves))
+                self.frame.symbols.offer(symbol, partial(self.found, inner, leaves))
             return self.frame.size(source.size).value
         value = leaves[source.leaf]
         if source.axis is None:

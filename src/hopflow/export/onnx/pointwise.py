@@ -6,7 +6,6 @@ That is how operations are written that have no rule of their own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from math import prod
 from typing import Any, Final
@@ -18,29 +17,15 @@ from hopflow.export.onnx.library import DOMAIN, OPSET, library
 from hopflow.export.onnx.scalars import evaluate
 from hopflow.export.onnx.scopes import Scope, Value
 from hopflow.export.onnx.sizes import Number
+from hopflow.export.operands import Operand
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr
-from hopflow.loop_ir.expr import Expr, Index, Var, condition_of, element, index_of, read
+from hopflow.loop_ir.expr import Expr, Index, Var, condition_of, index_of, read
 from hopflow.loop_ir.kernels import Check, Effect, Pointwise, Reduction
 from hopflow.ops import batching
 
 _MOST_INLINE: Final = 4
 """The most nodes of an elementwise operation that is no function of its own."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Operand:
-    """An operand as lowering rules see it."""
-
-    type: TensorType
-    value: Value
-
-    def __getitem__(self, at: Index) -> Expr:
-        return element(self, self.type.dtype, at)
-
-    def where(self, condition: Expr, at: Index, otherwise: Expr) -> Expr:
-        found = element(self, self.type.dtype, at, condition)
-        return expr.select(condition, found, otherwise)
 
 
 def lowered(site: Site) -> list[Value]:

@@ -1,0 +1,1 @@
+"""Exported programs as functions of JAX, and as StableHLO."""
