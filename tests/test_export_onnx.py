@@ -1,31 +1,41 @@
-"""Exported programs as ONNX models: equal answers in onnxruntime, and what is refused.
-
-`make tables` (or `HOPFLOW_WRITE_TABLES=1`) writes docs/export_targets.md.
-"""
+"""Exported programs as ONNX models: equal answers in onnxruntime; what is refused."""
 
 import json
-import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from tests.targets import onnx as column
+from tests.targets.calls import (
+    CALLS,
+    ROWS,
+    A,
+    W,
+    case,
+    cases,
+    exported,
+    f64,
+    function_of,
+    grown,
+    last_and_sums,
+    shared,
+)
+from tests.targets.onnx import KINDS, REFUSED, node_types, samples_of
 
 import hopflow as hf
 from hopflow import dtypes, pytree
-from hopflow.dtypes import DType, as_dtype
+from hopflow.dtypes import as_dtype
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, ExportError
 from hopflow.export.onnx import model as models
 from hopflow.export.onnx.kernels import KERNELS
 from hopflow.export.onnx.library import OPSET, element_type, library
 from hopflow.ops import batching
-from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
-from hopflow.testing.kernels import sample_arrays
+from hopflow.ops.opdef import OPERATIONS
 from hopflow.testing.onnx_models import Session, difference
 from hopflow.testing.requires import load, requires
 
@@ -34,14 +44,6 @@ pytestmark = [requires("onnx>=1.23", "onnxruntime>=1.32")]
 PAGE: Final = Path(__file__).parent.parent / "docs" / "export_targets.md"
 
 Array = np.ndarray[Any, Any]
-
-
-def f64(*values: Any) -> Any:
-    return hf.asarray(np.array(values, dtype=np.float64))
-
-
-def exported(f: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return hf.export(f, args, **options)
 
 
 def check_equal(
@@ -56,14 +58,6 @@ def check_equal(
     for x, y in zip(found.results, expected, strict=False):
         assert difference(x, y, of_largest=True) <= ulps, (x, y)
     return model
-
-
-def node_types(graph: Any) -> Iterator[str]:
-    """The operators of a graph and of those in it."""
-    for node in graph.node:
-        yield node.op_type
-        for attribute in node.attribute:
-            yield from node_types(attribute.g)
 
 
 # --- every operation ------------------------------------------------------------------
@@ -84,119 +78,14 @@ ULPS: Final = {
 """How many units in the last place results may differ by; of all others it is 8. Where
 elements are computed from many others, these are units of the largest element."""
 
-NO_RULE: Final = (
-    "and the signs of LAPACK's follow from no rule that a model could repeat. Compute "
-    "them before, or after it."
-)
-REFUSED: Final = {
-    "callback": "it calls Python, which `hf.export` refuses",
-    "eigh": f"ONNX has no eigenvectors, {NO_RULE}",
-    "svd": f"ONNX has no singular vectors, {NO_RULE}",
-}
-VALUES_ALONE: Final = {"eigh": {"vectors": False}, "svd": {"mode": "values"}}
-"""The params with which an operation that else is refused has a model."""
 
-
-class Case(NamedTuple):
-    """Operands and params of an operation."""
-
-    operands: list[Array]
-    params: dict[str, Any]
-
-
-def samples_of(op: OpDef) -> list[Sample]:
-    kept = VALUES_ALONE.get(op.name)
-    return [s for s in op.samples if kept is None or s.params == kept]
-
-
-def cases(op: OpDef) -> list[Case]:
-    """The samples of an operation, in all of their dtypes, each drawn a few times; of
-    elementwise ones special values, too."""
-    found = []
-    for sample in samples_of(op):
-        named = any(text.startswith("T") for text in sample.operands)
-        for dtype in sample.dtypes if named else sample.dtypes[:1]:
-            for draw in range(DRAWS if sample.operands else 1):
-                operands = sample_arrays(sample, dtype, draw)
-                if op.name in ("check", "require"):  # of a condition that holds
-                    operands[-1] = np.ones_like(operands[-1])
-                found.append(Case(operands, sample.params))
-    if op.batch is batching.pointwise:
-        sample = op.samples[0]
-        found += [
-            Case(special_operands(op, sample.operands, dtype), sample.params)
-            for dtype in sample.dtypes
-        ]
-    return found
-
-
-def special_values(dtype: DType) -> Array:
-    """Zeros, ends, infinities, NaN; and ordinary values of all sizes."""
-    rng = np.random.default_rng(1)
-    if dtype.kind == "b":
-        return np.array([True, False])
-    if dtype.is_integer:
-        info = dtypes.iinfo(dtype)
-        ends = [info.min, info.max, info.max - 1, info.max // 2]
-        small = [0, 1, 2, 3, 7, *([-1, -2, -3, -7] if dtype.kind == "i" else [])]
-        drawn = rng.integers(info.min, info.max, 6, dtype=dtype.dtype)
-        return np.unique(np.array([*ends, *small, *drawn], dtype=dtype.dtype))
-    tiny = float(dtypes.finfo(dtype).smallest_normal)
-    floats = [0.0, -0.0, np.inf, -np.inf, np.nan, tiny, -tiny]
-    floats += [1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 3, 1e-3, 10, -10, 30, -30, 88, -88]
-    drawn = [rng.normal(size=6), np.exp(rng.uniform(-8, 8, 8)), rng.uniform(-9, 0, 6)]
-    with np.errstate(all="ignore"):
-        return np.concatenate([floats, *drawn]).astype(dtype.dtype)
-
-
-def special_operands(op: OpDef, texts: Sequence[str], dtype: DType) -> list[Array]:
-    """Special values of each operand beside those of each other."""
-    found = []
-    for place, text in enumerate(reversed(texts)):
-        chosen = dtype if text.startswith("T") else as_dtype(text.split("[")[0])
-        values = special_values(chosen)
-        if op.name in ("checked_floor_divide", "checked_remainder") and place == 0:
-            values = values[values != 0]
-        if op.name == "checked_pow" and place == 0:
-            values = values[values >= 0]
-        if op.name == "fma" and dtype.is_float:  # products must not overflow
-            values = values[np.isfinite(values)]
-        found.append(values.reshape(-1, *[1] * place))
-    return found[::-1]
-
-
-def function_of(op: OpDef, rows: Sequence[Case]) -> Callable[..., Any]:
-    """The results of an operation for all cases, of their operands one by one."""
-
-    def run(*flat: Any) -> Any:
-        operands = iter(flat)
-        found = []
-        for row in rows:
-            result = op(*[next(operands) for _ in row.operands], **row.params)
-            results = result if isinstance(result, tuple) else (result,)
-            found += [r for r in results if r is not None]
-        return [hf.copy(hf.asarray(r)) for r in found]
-
-    return run
-
-
-class Row(NamedTuple):
-    """What became of an operation: how it is written, or why it is refused."""
-
-    written: str
-    worst: float = 0.0
-
-
-@cache
-def outcome(name: str) -> Row:
+def worst(name: str) -> float:
+    """The largest difference of the results of an operation."""
     op = OPERATIONS[name]
-    if name == "callback":
-        return Row(f"*refused: {REFUSED[name]}*")
-    rows = cases(op)
+    rows = cases(op, samples_of(op), DRAWS)
     flat = [x for row in rows for x in row.operands]
     program = exported(function_of(op, rows), *map(hf.asarray, flat))
-    model = program.to_onnx()
-    found = Session(model)(*flat)
+    found = Session(program.to_onnx())(*flat)
     assert found.failed == 0
     results = iter(found.results)
     is_elementwise, worst = op.batch is batching.pointwise, 0.0
@@ -209,62 +98,27 @@ def outcome(name: str) -> Row:
                 worst, difference(x, np.asarray(y), of_largest=not is_elementwise)
             )
     assert next(results, None) is None
-    cell = written(op)
-    if name in REFUSED:
-        cell += f" for values; else *refused: {refusal(op)}*"
-    return Row(cell, worst)
+    return worst
 
 
-def refusal(op: OpDef) -> str:
-    """What the error says of the first sample, without its place."""
-    sample = op.samples[0]
-    row = Case(sample_arrays(sample, sample.dtypes[0]), sample.params)
-    program = exported(function_of(op, [row]), *map(hf.asarray, row.operands))
-    with pytest.raises(ExportError) as found:
-        program.to_onnx()
-    return str(found.value).partition("model: ")[2]
+WRITTEN: Final = [name for name in OPERATIONS if name != "callback"]
 
 
-HELPERS: Final = frozenset(["Constant", "Identity", "Cast"])
-
-
-def written(op: OpDef) -> str:
-    """Of which operators of ONNX an operation is made, in its most usual dtype."""
-    sample = samples_of(op)[0]
-    usual = (dtypes.float32, dtypes.int64, dtypes.uint64, sample.dtypes[0])
-    dtype = next(d for d in usual if d in sample.dtypes)
-    row = Case(sample_arrays(sample, dtype), sample.params)
-    program = exported(function_of(op, [row]), *map(hf.asarray, row.operands))
-    model = program.to_onnx(asserts="drop")
-    kinds = sorted({*node_types(model.graph)} - HELPERS)
-    if len(kinds) > MOST_KINDS:
-        loops = [f"`{k}`" for k in kinds if k in ("Loop", "Scan")]
-        return loops[0] if loops else "composed"
-    if model.functions:
-        return "a function"
-    return ", ".join(f"`{k}`" for k in kinds) or "`Identity`"
-
-
-MOST_KINDS: Final = 4
-"""Of what is made of more operators the table has no list."""
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_an_operation_gives_equal_answers_in_onnxruntime(name: str) -> None:
-    found = outcome(name)
-    assert found.worst <= ULPS.get(name, 8)
-    assert found.written.endswith(f"*refused: {REFUSED.get(name)}*") is (
-        name in REFUSED
-    )
+    assert worst(name) <= ULPS.get(name, 8)
 
 
-@pytest.mark.parametrize("name", [n for n in OPERATIONS if n != "callback"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_says_why(name: str) -> None:
+    assert column.operation(name).endswith(f"*refused: {REFUSED[name]}*")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 def test_an_operation_is_the_same_for_symbolic_sizes(name: str) -> None:
     op = OPERATIONS[name]
     for sample in samples_of(op)[:2]:
-        row = Case(sample_arrays(sample, sample.dtypes[-1]), sample.params)
-        if name in ("check", "require"):
-            row.operands[-1][...] = True
+        row = case(op, sample, sample.dtypes[-1])
         operands = tuple(map(hf.asarray, row.operands))
         f = function_of(op, [row])
         check_equal(hf.export(f, operands, dynamic_shapes=True), *operands, ulps=8192)
@@ -293,138 +147,12 @@ def test_linear_algebra_is_a_loop(name: str, dynamic: bool | None) -> None:
 
 # --- every operator -------------------------------------------------------------------
 
-A: Final = f64(0.5, 1.5)
-W: Final = f64(0.3, -0.7)
-ROWS: Final = f64([0.2, 0.4], [0.6, 0.8], [1.0, 1.2])
-QKV: Final = f64(*np.sin(np.arange(72.0)).reshape(3, 2, 2, 3, 2))
-
-
-@hf.custom_vjp
-def scaled(x: Any, y: Any) -> Any:
-    return hf.sin(x) * y
-
-
-scaled.defvjp(
-    lambda x, y: (hf.sin(x) * y, (x, y)),
-    lambda kept, ct: (ct * hf.cos(kept[0]) * kept[1], ct * hf.sin(kept[0])),
-)
-
-
-@hf.custom_jvp
-def squashed(x: Any) -> Any:
-    return hf.tanh(x) * x
-
-
-@squashed.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    [x], [dx] = primals, tangents
-    return squashed(x), dx * x
-
-
-class FixedPoint(hf.HigherOrderOp):
-    def debug(self, f: Any, x: Any) -> Any:
-        def is_far(x: Any) -> Any:
-            return hf.max(hf.abs(f(x) - x)) > 1e-14
-
-        return hf.while_loop(is_far, lambda x: (f(x),), (x,))[0]
-
-
-FIXED_POINT: Final = FixedPoint()
-
-
-@hf.subgraph
-def shared(x: Any) -> Any:
-    return hf.sin(x) * x + 1
-
-
-def grown(x: Any) -> Any:
-    """A loop whose number of steps depends on data."""
-    return hf.while_loop(
-        lambda x, n: hf.sum(x * x) < 50, lambda x, n: (x * 1.5 + W, n + 1), (x, 0)
-    )
-
-
-def last_and_sums(x: Any, rows: Any) -> Any:
-    return hf.scan(lambda c, r: (c * r + x, hf.sum(c)), x, rows)
-
-
-class Call(NamedTuple):
-    """A call of an operator, an operator of ONNX in its model, and what the table says
-    if that is not what it becomes."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kind: str
-    cell: str = ""
-
-
-IN_PLACE: Final = "what it means, in place"
-CALLS: Final = {
-    "cond": Call(
-        lambda x: hf.cond(hf.sum(x) > 1, lambda: x * 2, lambda: x - 1), (A,), "If"
-    ),
-    "switch": Call(
-        lambda k, x: hf.switch(
-            k, [lambda: x, lambda: x * 2, lambda: -x, lambda: x + 3]
-        ),
-        (2, A),
-        "If",
-    ),
-    "while_loop": Call(grown, (A,), "Loop"),
-    "while_loop, max_steps": Call(
-        lambda x: hf.while_loop(
-            lambda x: hf.sum(x) < 9, lambda x: (x + W * W,), (x,), max_steps=99
-        ),
-        (A,),
-        "Loop",
-    ),
-    "fori_loop": Call(
-        lambda x, n: hf.fori_loop(0, n, lambda i, x: x * W + i, x), (A, 3), "Loop"
-    ),
-    "scan": Call(
-        lambda x, rows: hf.scan(lambda c, r: (c * r, hf.sum(c)), x, rows),
-        (A, ROWS),
-        "Scan",
-    ),
-    "scan, which captures": Call(last_and_sums, (A, ROWS), "Loop"),
-    "scan, reverse": Call(
-        lambda x, rows: hf.scan(lambda c, r: (c * r, hf.sum(c)), x, rows, reverse=True),
-        (A, ROWS),
-        "Scan",
-    ),
-    "map": Call(lambda rows: hf.map(lambda r: hf.sort(r * W), rows), (ROWS,), "Loop"),
-    "associative_scan": Call(
-        lambda rows: hf.associative_scan(lambda a, b: a * b + a, rows), (ROWS,), "Scan"
-    ),
-    "invoke_subgraph": Call(lambda x: shared(shared(x)) * 2, (A,), "f", "a function"),
-    "checkpoint": Call(lambda x: hf.checkpoint(hf.sin)(x), (A,), "Sin", IN_PLACE),
-    "custom_vjp": Call(lambda x: scaled(x, W), (A,), "Sin", IN_PLACE),
-    "custom_jvp": Call(squashed, (A,), "Tanh", IN_PLACE),
-    "flex_attention": Call(
-        lambda q, k, v: hf.flex_attention(q, k, v), tuple(QKV), "MatMul", IN_PLACE
-    ),
-    "a user's own": Call(
-        lambda x: FIXED_POINT(lambda x: hf.cos(x) * 0.5, x), (A,), "Loop", IN_PLACE
-    ),
-    "derivatives of loops": Call(
-        hf.grad(lambda x, rows: hf.sum(last_and_sums(x, rows)[1])), (A, ROWS), "Loop"
-    ),
-    "derivatives of while_loop": Call(
-        hf.grad(lambda x: hf.sum(grown(x)[0])), (A,), "Loop"
-    ),
-}
-
-
-@cache
-def model_of(name: str) -> Any:
-    call = CALLS[name]
-    return check_equal(exported(call.function, *call.args), *call.args)
-
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_operator_gives_equal_answers_in_onnxruntime(name: str) -> None:
-    kinds = [t.partition("_")[0] for t in node_types(model_of(name).graph)]
-    assert CALLS[name].kind in kinds
+    call = CALLS[name]
+    model = check_equal(exported(call.function, *call.args), *call.args)
+    assert KINDS[name] in [t.partition("_")[0] for t in node_types(model.graph)]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -541,8 +269,8 @@ def test_inputs_and_outputs_have_the_names_of_arguments_and_results() -> None:
 def test_a_model_has_the_lines_and_paths_of_what_it_was_made_of() -> None:
     model = exported(grown, A).to_onnx()
     loop = next(n for n in model.graph.node if n.op_type == "Loop")
-    assert loop.name.startswith("while_loop test_export_onnx.py:")
-    assert loop.doc_string.startswith("test_export_onnx.py:")
+    assert loop.name.startswith("while_loop calls.py:")
+    assert loop.doc_string.startswith("calls.py:")
     assert model.producer_name == "hopflow"
     assert "x: f64[2]" in property_of(model, "signature")
     inner = loop.attribute[0].g.node[0]
@@ -769,7 +497,7 @@ def test_arguments_of_another_kind_are_refused() -> None:
     program = exported(hf.sin, A)
     with pytest.raises(ArgumentTypeError, match="`path` must be a path"):
         program.to_onnx(3)
-    with pytest.raises(ArgumentValueError, match="'outputs', 'drop', 'error'"):
+    with pytest.raises(ArgumentValueError, match="'outputs', 'drop' or 'error'"):
         program.to_onnx(asserts="stop")
 
 
@@ -861,46 +589,3 @@ def test_onnxruntime_has_the_kernels_of_the_table(operator: str) -> None:
         model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=version)
         model = onnx.shape_inference.infer_shapes(model, strict_mode=True)
         Session(model)
-
-
-# --- the table ------------------------------------------------------------------------
-
-_TOP: Final = """\
-# Operators and targets
-
-What an exported program becomes elsewhere, for each operation and operator. Each cell
-was run with drawn operands, in all dtypes that the operation has, and gave equal
-answers: integers and booleans exactly, floats up to rounding (see
-[export](export.md#onnx)). `tests/test_export_onnx.py` has the calls, and writes this
-page (`make tables`); `property_tests/test_export_onnx.py` runs drawn programs of them.
-
-The cell of an operation names the operators of ONNX that it is made of, conversions
-aside, in its most usual dtype; "composed" is of more than four, and "a function" one
-that the model brings with it.
-
-## Operators
-
-| operator | ONNX |
-| --- | --- |
-"""
-_MIDDLE: Final = """
-## Operations
-
-| operation | ONNX |
-| --- | --- |
-"""
-
-
-def page() -> str:
-    operators = [
-        f"| {name} | {call.cell or f'`{call.kind}`'} |" for name, call in CALLS.items()
-    ]
-    operations = [f"| `{name}` | {outcome(name).written} |" for name in OPERATIONS]
-    return _TOP + "\n".join([*operators, ""]) + _MIDDLE + "\n".join([*operations, ""])
-
-
-def test_the_table_in_the_documents_is_that_of_this_run() -> None:
-    text = page()
-    if os.environ.get("HOPFLOW_WRITE_TABLES"):
-        PAGE.write_text(text)
-    assert PAGE.read_text() == text, "write it with `make tables`"

@@ -13,7 +13,7 @@ import numpy as np
 from hopflow import pytree
 from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.entries import entry
-from hopflow.errors import ArgumentTypeError, ArgumentValueError, StructureError
+from hopflow.errors import ArgumentTypeError, StructureError
 from hopflow.export.diff import Difference, differences
 from hopflow.export.document import Document, structure_of, write_document
 from hopflow.export.files import write_file
@@ -25,6 +25,7 @@ from hopflow.export.signature import Signature, signature_of
 from hopflow.graph.core import Graph, SourceLine
 from hopflow.graph.module import GraphModule
 from hopflow.graph.rewriting import clone, eliminate_dead_code
+from hopflow.ops.rules import one_of
 from hopflow.recursion import deep_recursion
 from hopflow.symbolic.facts import Facts
 from hopflow.symbolic.terms import of_factor
@@ -295,7 +296,7 @@ class ExportedProgram:
         """
         if path is not None:
             _check_path("to_onnx", path)
-        _one_of("to_onnx", "asserts", asserts, ASSERTS)
+        one_of("to_onnx", "asserts", asserts, ASSERTS)
         model = to_model(self, asserts)
         if path is not None:
             save_model(model, path)
@@ -325,7 +326,7 @@ class ExportedProgram:
                 is missing, or makes no arrays of 64 bits.
             ArgumentValueError: `asserts` is another one.
         """
-        _one_of("to_jax", "asserts", asserts, JAX_ASSERTS)
+        one_of("to_jax", "asserts", asserts, JAX_ASSERTS)
         return to_function(self, asserts)
 
     @entry
@@ -372,14 +373,6 @@ def _check_path(name: str, path: Any) -> None:
     if not isinstance(path, str | PathLike):
         raise ArgumentTypeError(
             f"{name}: `path` must be a path, and is `{type(path).__name__}`."
-        )
-
-
-def _one_of(name: str, argument: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ArgumentValueError(
-            f"{name}: `{argument}` must be one of {', '.join(map(repr, choices))}, and "
-            f"is {value!r}."
         )
 
 

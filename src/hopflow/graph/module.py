@@ -286,7 +286,7 @@ class GraphModule:
     def check_constant(self, constant: Specialization, leaf: Any) -> None:
         """
         Raises:
-            ArgumentValueError: an argument is not the constant that it was in the trace.
+            ArgumentValueError: an argument is not the constant of the trace.
         """
         value = constant.value
         if isinstance(value, float | complex):  # -0.0 and 0.0 differ, NaNs are equal

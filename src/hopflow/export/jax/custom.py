@@ -1,8 +1,8 @@
 """Functions with derivatives of their own, as `jax.custom_jvp` and `jax.custom_vjp`.
 
 A call holds its rules as graphs (see `hops.rule_regions`), for one example: those of a
-batch are mapped over its examples by `jax.vmap`. A call in its own rule has the rules of
-the call around, `depth` rules further out.
+batch are mapped over its examples by `jax.vmap`. A call in its own rule has the rules
+of the call around, `depth` rules further out.
 """
 
 from collections.abc import Callable, Sequence
@@ -193,4 +193,3 @@ class _Call(NamedTuple):
 
 def _is_zero(x: Any) -> bool:
     return type(x).__name__ == "SymbolicZero"
-

@@ -181,8 +181,8 @@ def _check_sizes(graph: Graph) -> None:
                     node,
                     ExportError(
                         f"it makes a {var.type}, of which only the run knows "
-                        f"`{sizes[0]}`. Sizes of JAX's arrays are known when it traces: "
-                        "keep the size of what it is made of, with `hf.where`."
+                        f"`{sizes[0]}`. JAX knows all sizes when it traces: keep the "
+                        "size of what it is made of, with `hf.where`."
                     ),
                 )
 

@@ -147,10 +147,7 @@ def _scatter(checked: bool) -> Callable[..., Array]:
         count, moved = len(layout.space), site.lax.transpose(x, order)
         key = _key(site, at, x.shape[:batch], count)
         windows = list(zip(starts, new.shape[count:], steps, strict=True))
-        if not all(
-            step == 1 and size == n and site.size(start) == 0
-            for (start, size, step), n in zip(windows, moved.shape[len(key) :], strict=True)
-        ):
+        if windows != [(0, n, 1) for n in moved.shape[len(key) :]]:
             key = _with_windows(site, key, windows)
         found = _written(site, moved, new, tuple(key), combine, repeats=count > batch)
         return site.lax.transpose(found, _inverse(order))

@@ -28,10 +28,8 @@ def _lu_permutation(site: Site, pivots: Array, *, size: Size) -> Array:
     return order.astype(site.jnp.int64)
 
 
-def _triangular_solve(
-    site: Site, a: Array, b: Array, *, upper: bool, transposed: bool, unit: bool
-) -> Array:
-    return _solve(a, b, upper=upper, transposed=transposed, unit=unit)
+def _triangular_solve(_site: Site, a: Array, b: Array, **kind: bool) -> Array:
+    return _solve(a, b, **kind)
 
 
 def _solve(a: Array, b: Array, *, upper: bool, transposed: bool, unit: bool) -> Array:
@@ -62,7 +60,7 @@ def _svd(site: Site, x: Array, *, mode: str) -> Any:
 # --- solutions ------------------------------------------------------------------------
 
 
-def _solution(site: Site, *operands: Array, transposed: bool) -> Array:
+def _solution(_site: Site, *operands: Array, transposed: bool) -> Array:
     return _as_solution(*operands, transposed=transposed)
 
 
@@ -77,7 +75,7 @@ def _as_solution(*operands: Array, transposed: bool) -> Array:
 def _solution_jvp(
     primals: Any, tangents: Any, *, transposed: bool
 ) -> tuple[Array, Array]:
-    (a, b, x, lu, order), (da, db, *_) = primals, tangents
+    (a, _, _, lu, order), (da, db, *_) = primals, tangents
     jnp = library().numpy
     solution = _as_solution(*primals, transposed=transposed)
     change = db - jnp.matmul(da.mT if transposed else da, solution)

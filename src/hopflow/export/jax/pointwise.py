@@ -13,12 +13,14 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
+from hopflow.dtypes import DType
 from hopflow.errors import ExportError
 from hopflow.export.jax.frames import Array, Site
 from hopflow.export.jax.library import library
 from hopflow.export.operands import Operand
 from hopflow.loop_ir.expr import MATH, Expr, Var, read
 from hopflow.loop_ir.math import expand
+from hopflow.ops.opdef import HALVES
 
 _MESSAGES: Final = {
     "divide": "an integer is divided by 0",
@@ -32,12 +34,16 @@ def pointwise(site: Site, *arrays: Array, **params: Any) -> list[Array]:
     Raises:
         ExportError: JAX has nothing for a part of it.
     """
-    op, reference = site.node.op, site.node.op.reference
-    named = reference is not None and reference.jax is not None
-    if named and site.types[0].dtype not in reference.not_in_jax:
-        if op.effects:
-            _check(site, arrays)
-        return [_function(reference.jax)(*arrays, **params)]
+    op, reference, dtype = site.node.op, site.node.op.reference, site.types[0].dtype
+    if op.effects:
+        _check(site, arrays)
+    if (
+        reference is not None
+        and reference.jax is not None
+        and dtype not in reference.not_in_jax
+        and not (dtype.is_integer and op.name in _OTHER_OF_INTEGERS)
+    ):
+        return [_named(_function(reference.jax), op.name, dtype)(*arrays, **params)]
     operands = list(map(Operand, site.types, arrays))
     lowered = op.lower(tuple(site.results), *operands, **params)
     kernels = lowered if isinstance(lowered, tuple) else (lowered,)
@@ -47,6 +53,25 @@ def pointwise(site: Site, *arrays: Array, **params: Any) -> list[Array]:
         site.jnp.broadcast_to(evaluate(kernel.element(_index(type_.ndim)), memo), shape)
         for kernel, type_ in zip(kernels, site.results, strict=True)
     ]
+
+
+_OTHER_OF_INTEGERS: Final = frozenset("pow checked_pow floor_divide".split())
+"""What JAX defines otherwise: powers of exponents above 63, and quotients by 0."""
+
+
+def _named(
+    function: Callable[..., Array], name: str, dtype: DType
+) -> Callable[..., Array]:
+    """A function of JAX; a mathematical one computes in float32 at least, and is
+    rounded once."""
+    if not (name in MATH and dtype in HALVES):
+        return function
+
+    def wide(*arrays: Array, **params: Any) -> Array:
+        found = function(*(a.astype("float32") for a in arrays), **params)
+        return found.astype(dtype.dtype)
+
+    return wide
 
 
 def _index(ndim: int) -> tuple[Expr, ...]:

@@ -17,6 +17,7 @@ from hopflow.hops.base import split_args
 from hopflow.hops.dynamic_shapes import changing_sizes
 from hopflow.hops.while_loop import limit_message
 from hopflow.loop_ir.kernels import Branch, CountedLoop, Inline, WhileLoop
+from hopflow.ops.opdef import OPERATIONS
 
 Run = Callable[..., list[Array]]
 
@@ -29,7 +30,7 @@ def region(site: Site) -> list[Array]:
         return site.run(lowered.graph, _given(site, lowered.operands))
     if isinstance(lowered, Branch):
         return _branch(site, lowered)
-    if changing_sizes(node.params):
+    if "num_carry" in node.params and changing_sizes(node.params):
         raise ExportError(
             "its steps change sizes of the carry, and JAX has no such loops. Keep the "
             "size, and mask what is not used."
@@ -133,9 +134,9 @@ def _while(site: Site, loop: WhileLoop) -> list[Array]:
     count = len(loop.carry)
     if len(loop.body.outputs) > count:
         raise ExportError(
-            "it stacks what each step leaves, as derivatives do, and only the run knows "
-            "how many there are. Export the function, and differentiate what `to_jax` "
-            "gives; JAX has a reverse mode of loops with `max_steps`."
+            "it stacks what each step leaves, as derivatives do, and only the run "
+            "knows how many there are. Export the function, and differentiate what "
+            "`to_jax` gives: JAX has a reverse mode of loops with `max_steps`."
         )
     before, after = _given(site, loop.before), _given(site, loop.after)
     carry = _values(site, loop.carry)
@@ -147,16 +148,13 @@ def _while(site: Site, loop: WhileLoop) -> list[Array]:
 
         return list(site.lax.scan(step, carry, None, length=trips)[0])
     if loop.max_steps is None:
-        return _unbounded(site, loop, _Closed([*before, *carry, *after]).args, len(before))
+        return _unbounded(site, loop, before, carry, after)
     return _bounded(site, loop, before, carry, after)
 
 
 def _unbounded(
-    site: Site, loop: WhileLoop, args: Sequence[Any], first: int
+    site: Site, loop: WhileLoop, before: Any, carry: Any, after: Any
 ) -> list[Array]:
-    before, last = args[:first], first + len(loop.carry)
-    carry, after = args[first:last], args[last:]
-
     def test(carry: Sequence[Array]) -> Array:
         return site.run(loop.test, [*before, *carry, *after])[0]
 
@@ -224,27 +222,30 @@ def _trips(
     """The number of steps of a loop that tests `i < n` of numbers that are known, and
     whose step makes `i + 1`; None of another one."""
     [condition] = loop.test.outputs
-    if not isinstance(condition, Var) or getattr(condition.node.op, "name", "") != "less":
+    if not (isinstance(condition, Var) and condition.node.op is OPERATIONS["less"]):
         return None
+    given: dict[Arg, Any] = dict(
+        zip(loop.test.inputs, [*before, *carry, *after], strict=True)
+    )
     counter, end = condition.node.args
-    places = {var: k for k, var in enumerate(loop.test.inputs)}
-    place = places.get(counter, -1) - len(before)  # type: ignore[arg-type]
-    if not 0 <= place < len(carry) or not _counts(loop.body, len(before) + place, place):
+    carried = loop.test.inputs[len(before) : len(before) + len(carry)]
+    if counter not in carried or end in carried:
         return None
-    args = [*before, *(None for _ in carry), *after]
-    last = end.value if isinstance(end, Constant) else args[places[end]] if end in places else None
-    start = carry[place]
-    if not (isinstance(start, int) and isinstance(last, int)):
+    place = carried.index(counter)  # type: ignore[arg-type]
+    first = given[counter]
+    last = end.value if isinstance(end, Constant) else given.get(end)
+    is_known = isinstance(first, int) and isinstance(last, int)
+    if not (is_known and _counts(loop.body, len(before) + place, place)):
         return None
-    return max(last - start, 0)
+    return max(int(last) - first, 0)
 
 
 def _counts(body: Graph, place: int, output: int) -> bool:
     """Whether an output is an input and 1."""
     found = body.outputs[output]
-    if not isinstance(found, Var) or getattr(found.node.op, "name", "") != "add":
+    if not isinstance(found, Var) or found.node.op is not OPERATIONS["add"]:
         return False
-    args: tuple[Arg, ...] = found.node.args
+    args = found.node.args
     ones = [a for a in args if isinstance(a, Constant) and a.value == 1]
     return body.inputs[place] in args and len(ones) == 1
 

@@ -47,9 +47,7 @@ def condition(holds: SymBool, known: Known) -> Any:
     """
     if holds.op in ("and", "or", "not"):
         return _connected(holds.op, [condition(part, known) for part in holds.args])
-    left, right = (
-        x if isinstance(x, int) else side(x, known) for x in holds.args
-    )
+    left, right = (x if isinstance(x, int) else side(x, known) for x in holds.args)
     op = holds.op.rstrip(".")
     if isinstance(right, int) and right not in INT64:
         left = 0  # every int64 compares so
@@ -61,8 +59,8 @@ def condition(holds: SymBool, known: Known) -> Any:
         return COMPARISONS[op](left, right)
     except library().export.InconclusiveDimensionOperation as error:
         raise ExportError(
-            f"to_jax: JAX cannot decide `{holds}` of symbolic dimensions. Say it in the "
-            "`constraints` of `jax.export.symbolic_shape`."
+            f"to_jax: JAX cannot decide `{holds}` of symbolic dimensions. Say it in "
+            "the `constraints` of `jax.export.symbolic_shape`."
         ) from error
 
 

@@ -27,7 +27,7 @@ def _item(
     return found
 
 
-def _dim_size(site: Site, x: Array, *, axis: int) -> Array:
+def _dim_size(_site: Site, x: Array, *, axis: int) -> Array:
     return as_array(x.shape[axis])
 
 
@@ -35,7 +35,9 @@ def _symbolic_int(site: Site, *, value: Size) -> Array:
     return as_array(site.size(value))
 
 
-def _check(site: Site, test: Array, *_sides: Array, message: Any, **_: Any) -> list[Any]:
+def _check(
+    site: Site, test: Array, *_sides: Array, message: Any, **_: Any
+) -> list[Any]:
     site.check(test, str(message))
     return []
 

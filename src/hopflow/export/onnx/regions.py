@@ -331,7 +331,9 @@ def _stacks(site: Site, rows: list[Value], length: Number | None) -> list[Value]
     types = site.results[len(site.results) - len(rows) :]
     for value, type_ in zip(rows, types, strict=True):
         sizes = type_.shape[1:]
-        if any(isinstance(n, SymInt) for n in sizes) and site.frame.symbols.knows(*sizes):
+        if any(isinstance(n, SymInt) for n in sizes) and site.frame.symbols.knows(
+            *sizes
+        ):
             count = site.frame.axis_size(value, 0)
             head = site("Reshape", count, site.scope.integers((1,)))
             shape = site("Concat", head, site.shape(sizes), axis=0)
