@@ -19,9 +19,9 @@ REFUSED: Final = {
     "differentiate the function in JAX, which needs `max_steps`",
 }
 
-HELPERS: Final = frozenset(
-    "broadcast_in_dim convert_element_type copy copy_p jit pjit squeeze".split()
-)
+UNSEEN: Final = frozenset("copy copy_p jit pjit squeeze".split())
+HELPERS: Final = frozenset(["broadcast_in_dim", "convert_element_type"])
+UNNAMED: Final = frozenset(["call_hi_primitive"])
 MOST_KINDS: Final = 4
 """Of what is made of more primitives the table has no list."""
 
@@ -89,8 +89,9 @@ def operation(name: str) -> str:
     op = OPERATIONS[name]
     row = usual(op, op.samples[0])
     program = exported(function_of(op, [row]), *map(hf.asarray, row.operands))
-    kinds = sorted({*traced(program, *row.operands)} - HELPERS)
-    if len(kinds) > MOST_KINDS:
+    found = {*traced(program, *row.operands)} - UNSEEN
+    kinds = sorted(found - HELPERS or found)
+    if len(kinds) > MOST_KINDS or UNNAMED & found:
         return "composed"
     return ", ".join(f"`{k}`" for k in kinds) or "the operand"
 

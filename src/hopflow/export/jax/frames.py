@@ -125,6 +125,9 @@ class Frame:
             results = self.translation.rule(Site(self, node))
         except ExportError as error:
             raise located(node, error) from error
+        except library().extend.core.InconclusiveDimensionOperation as error:
+            first = str(error).splitlines()[0]
+            raise located(node, ExportError(f"{first} JAX does not know.")) from error
         if node.symbol is not None:
             self.symbols[node.symbol] = results[0]
         for var, value in zip(node.results, results, strict=True):
@@ -208,9 +211,14 @@ class Site:
 
     # --- checks ---
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether checks are wanted."""
+        return self.translation.asserts == "checkify"
+
     def check(self, holds: Array, message: str) -> None:
-        """Check that `holds` is true everywhere, by checkify if that is wanted."""
-        if self.translation.asserts != "checkify":
+        """Check that `holds` is true everywhere, if checks are wanted."""
+        if not self.is_checked:
             return
         where = "" if self.node.line is None else f"  ({self.node.line})"
         text = f"{message}{where}".replace("{", "{{").replace("}", "}}")

@@ -333,7 +333,10 @@ def to_artifact(
         try:
             export = jax.export.export(call, platforms=platforms)
             return bytes(export(*args, **kwargs).serialize(vjp_order=derivatives))
-        except (ValueError, NotImplementedError, TypeError) as error:
+        except (
+            *(ValueError, NotImplementedError),
+            jax.extend.core.InconclusiveDimensionOperation,
+        ) as error:
             raise ExportError(f"to_stablehlo: {error}") from error
 
 
@@ -418,6 +421,8 @@ def _texts(holds: SymBool, known: Mapping[Symbol, Any]) -> list[str]:
         return [text for part in holds.args for text in _texts(part, known)]
     if holds.op not in ("<=", ">=", "==") or not known.keys() >= {*holds.symbols}:
         return []
-    left = side(holds.args[0], known.__getitem__)
+    terms, right = holds.args
+    left = side(terms[:1], known.__getitem__)
+    right -= side(terms[1:], known.__getitem__)
     is_symbolic = library().export.is_symbolic_dim(left)
-    return [f"{left} {holds.op} {holds.args[1]}"] if is_symbolic else []
+    return [f"{left} {holds.op} {right}"] if is_symbolic else []

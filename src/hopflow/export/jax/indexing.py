@@ -42,7 +42,7 @@ def _normal(
     is_empty = any(isinstance(n, int) and n == 0 for n in layout.space)
     for index, size in zip(indices, sizes, strict=True):
         at = (_wrapped if checked else _moved)(site, index, size)
-        if checked and not is_empty:
+        if checked and site.is_checked and not is_empty:
             site.check((at >= 0) & (at < size), _OUT_OF_RANGE)
         found.append(site.jnp.clip(at, 0, size - 1))
     return found

@@ -21,7 +21,7 @@ def library() -> Any:
             "to_jax: the library `jax` is missing. Install it: "
             "`pip install 'hopflow[jax]'`."
         ) from error
-    for name in ("export", "experimental.checkify"):
+    for name in ("export", "experimental.checkify", "extend.core"):
         importlib.import_module(f"jax.{name}")
     return jax
 

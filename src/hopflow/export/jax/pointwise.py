@@ -35,7 +35,7 @@ def pointwise(site: Site, *arrays: Array, **params: Any) -> list[Array]:
         ExportError: JAX has nothing for a part of it.
     """
     op, reference, dtype = site.node.op, site.node.op.reference, site.types[0].dtype
-    if op.effects:
+    if op.effects and site.is_checked:
         _check(site, arrays)
     if (
         reference is not None
@@ -47,11 +47,14 @@ def pointwise(site: Site, *arrays: Array, **params: Any) -> list[Array]:
     operands = list(map(Operand, site.types, arrays))
     lowered = op.lower(tuple(site.results), *operands, **params)
     kernels = lowered if isinstance(lowered, tuple) else (lowered,)
-    shape = np.broadcast_shapes(*(a.shape for a in arrays))
     memo: dict[Expr, Array] = {}
-    return [
-        site.jnp.broadcast_to(evaluate(kernel.element(_index(type_.ndim)), memo), shape)
+    found = [
+        evaluate(kernel.element(_index(type_.ndim)), memo)
         for kernel, type_ in zip(kernels, site.results, strict=True)
+    ]
+    return [
+        site.jnp.broadcast_to(x, site.shape(type_.shape))
+        for x, type_ in zip(found, site.results, strict=True)
     ]
 
 
@@ -80,8 +83,6 @@ def _index(ndim: int) -> tuple[Expr, ...]:
 
 def _check(site: Site, arrays: tuple[Array, ...]) -> None:
     """Check what the operation checks of its operands."""
-    if site.translation.asserts != "checkify":
-        return
     operands = list(map(Operand, site.types, arrays))
     for check in site.node.op.lower(tuple(site.results), *operands).checks:
         holds = evaluate(check.holds(_index(len(check.shape))), {})

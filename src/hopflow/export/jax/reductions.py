@@ -62,8 +62,10 @@ def _ordered(site: Site, x: Array, count: Size, *, descending: bool) -> Array:
     """The positions of the first elements in order; equal ones keep theirs, and NaNs
     are above all numbers."""
     order = site.jnp.argsort(x, axis=-1, stable=True, descending=descending)
-    first = site.lax.slice_in_dim(order, 0, site.dimension(count), axis=x.ndim - 1)
-    return first.astype(site.jnp.int64)
+    order, end = order.astype(site.jnp.int64), site.dimension(count)
+    if end == x.shape[-1]:
+        return order
+    return site.lax.slice_in_dim(order, 0, end, axis=x.ndim - 1)
 
 
 def _argsort(site: Site, x: Array, *, descending: bool) -> Array:

@@ -57,7 +57,7 @@ def condition(holds: SymBool, known: Known) -> Any:
             is_equal = left >= right and left <= right
             return is_equal if op == "==" else not is_equal
         return COMPARISONS[op](left, right)
-    except library().export.InconclusiveDimensionOperation as error:
+    except library().extend.core.InconclusiveDimensionOperation as error:
         raise ExportError(
             f"to_jax: JAX cannot decide `{holds}` of symbolic dimensions. Say it in "
             "the `constraints` of `jax.export.symbolic_shape`."
