@@ -9,7 +9,7 @@ import hopflow as hf
 from hopflow import dtypes
 from hopflow.dtypes import DType, as_dtype
 from hopflow.ops import batching
-from hopflow.ops.opdef import OpDef, Sample
+from hopflow.ops.opdef import OPERATIONS, OpDef, Sample
 from hopflow.testing.kernels import sample_arrays
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +48,12 @@ def case(op: OpDef, sample: Sample, dtype: DType, draw: int = 0) -> Case:
     operands = sample_arrays(sample, dtype, draw)
     if op.name in ("check", "require"):  # of a condition that holds
         operands[-1] = np.ones_like(operands[-1])
+    if op.name == "solution":  # whose operands belong together
+        a, b = operands[:2]
+        lu, pivots = OPERATIONS["lu"].run(a)
+        order = OPERATIONS["lu_permutation"].run(pivots, size=a.shape[-1])
+        x = np.linalg.solve(a.mT if sample.params["transposed"] else a, b)
+        operands = [a, b, x, lu, order]
     return Case(operands, sample.params)
 
 

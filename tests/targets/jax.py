@@ -30,7 +30,7 @@ NAMES: Final = {
     "while": "lax.while_loop",
     "scan": "lax.scan",
     "jit": "jax.jit",
-    "checkpoint": "jax.checkpoint",
+    "remat2": "jax.checkpoint",
     "custom_jvp_call": "jax.custom_jvp",
     "custom_vjp_call": "jax.custom_vjp",
 }
@@ -46,7 +46,7 @@ KINDS: Final = {
     "map": "scan",
     "associative_scan": "mul",
     "invoke_subgraph": "jit",
-    "checkpoint": "checkpoint",
+    "checkpoint": "remat2",
     "custom_vjp": "custom_vjp_call",
     "custom_jvp": "custom_jvp_call",
     "flex_attention": "dot_general",

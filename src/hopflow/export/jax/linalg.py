@@ -1,11 +1,10 @@
 """Factorisations and linear systems.
 
-Solutions and determinants have derivatives of their own, as in hopflow: they are
-computed from factors that have none.
+Solutions and determinants have derivatives of their own, as in hopflow, which computes
+them from factors that have none.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from hopflow.export.jax.frames import Array, Site
@@ -60,41 +59,39 @@ def _svd(site: Site, x: Array, *, mode: str) -> Any:
 # --- solutions ------------------------------------------------------------------------
 
 
-def _solution(_site: Site, *operands: Array, transposed: bool) -> Array:
-    return _as_solution(*operands, transposed=transposed)
+def _solution(
+    site: Site,
+    a: Array,
+    b: Array,
+    _x: Array,
+    lu: Array,
+    order: Array,
+    *,
+    transposed: bool,
+) -> Array:
+    """The solution of `a @ x = b`, or `a^T @ x = b`, by the factors of `a`. JAX solves
+    again, instead of taking the solution that it is given, and knows what it does."""
 
+    def product(x: Array) -> Array:
+        return site.jnp.matmul(a.mT if transposed else a, x)
 
-def _as_solution(*operands: Array, transposed: bool) -> Array:
-    """`x`, of which it is known that it solves `a @ x = b`."""
-    jax = library()
-    function = jax.custom_jvp(lambda _a, _b, x, *_: x)
-    function.defjvp(partial(_solution_jvp, transposed=transposed))
-    return function(*operands)
+    def solve(_: Any, b: Array) -> Array:
+        return _solved(b, lu, order, transposed=transposed)
 
+    def solve_transposed(_: Any, b: Array) -> Array:
+        return _solved(b, lu, order, transposed=not transposed)
 
-def _solution_jvp(
-    primals: Any, tangents: Any, *, transposed: bool
-) -> tuple[Array, Array]:
-    (a, _, _, lu, order), (da, db, *_) = primals, tangents
-    jnp = library().numpy
-    solution = _as_solution(*primals, transposed=transposed)
-    change = db - jnp.matmul(da.mT if transposed else da, solution)
-    solved = _solved(change, lu, order, transposed=transposed)
-    return solution, _as_solution(a, change, solved, lu, order, transposed=transposed)
+    return site.lax.custom_linear_solve(product, b, solve, solve_transposed)
 
 
 def _solved(b: Array, lu: Array, order: Array, *, transposed: bool) -> Array:
-    """The solution by factors, without derivatives."""
-    jax = library()
-    b = jax.lax.stop_gradient(b)
-    rows = order[..., None]
+    jnp, rows = library().numpy, order[..., None]
     if not transposed:
-        b = jax.numpy.take_along_axis(b, rows, axis=-2)
+        b = jnp.take_along_axis(b, rows, axis=-2)
     for upper in (True, False) if transposed else (False, True):
         b = _solve(lu, b, upper=upper, transposed=transposed, unit=not upper)
     if transposed:
-        back = jax.numpy.argsort(order, axis=-1)[..., None]
-        b = jax.numpy.take_along_axis(b, back, axis=-2)
+        b = jnp.take_along_axis(b, jnp.argsort(rows, axis=-2), axis=-2)
     return b
 
 
@@ -103,8 +100,9 @@ def _determinant(site: Site, x: Array, det: Array) -> Array:
 
     @function.defjvp
     def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
-        (x, det), (dx, _) = primals, tangents
-        return det, site.jax.jvp(site.jnp.linalg.det, (x,), (dx,))[1]
+        (x, _), (dx, _) = primals, tangents
+        tangent = site.jax.jvp(site.jnp.linalg.det, (x,), (dx,))[1]
+        return function(*primals), tangent
 
     return function(x, det)
 

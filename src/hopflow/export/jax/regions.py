@@ -13,6 +13,7 @@ from hopflow.export.jax.custom import custom_call
 from hopflow.export.jax.frames import Array, Frame, Site
 from hopflow.export.jax.sizes import is_dimension
 from hopflow.graph.core import Arg, Constant, Graph, Var
+from hopflow.graph.origin import origin, replaying
 from hopflow.hops.base import split_args
 from hopflow.hops.dynamic_shapes import changing_sizes
 from hopflow.hops.while_loop import limit_message
@@ -25,7 +26,9 @@ Run = Callable[..., list[Array]]
 def region(site: Site) -> list[Array]:
     """The results of an operator with subgraphs, by what it lowers to."""
     node = site.node
-    lowered = node.op.lower(tuple(site.results), *node.args, **node.params)
+    with replaying():  # what it lowers to has its line
+        origin.node = node
+        lowered = node.op.lower(tuple(site.results), *node.args, **node.params)
     if isinstance(lowered, Inline):
         return site.run(lowered.graph, _given(site, lowered.operands))
     if isinstance(lowered, Branch):
@@ -262,9 +265,14 @@ def _counted(site: Site, loop: CountedLoop) -> list[Array]:
     if not (xs or len(loop.body.outputs) > count or is_dimension(length)):
         last = site.lax.fori_loop(0, length, lambda _, c: step(c, ())[0], carry)
         return list(last)
+    size = site.dimension(loop.length)
+    if not (xs or isinstance(size, int)):  # JAX has symbolic lengths of arrays alone
+        numbers = [site.lax.iota(site.jnp.int64, size)]
+        last, rows = site.lax.scan(lambda c, _: step(c, ()), carry, numbers)
+        return [*last, *rows]
     last, rows = site.lax.scan(
         *(step, carry, xs),
-        length=site.dimension(loop.length),
+        length=None if xs else size,
         reverse=loop.reverse,
         unroll=loop.unroll,
     )
