@@ -15,11 +15,12 @@ from hopflow import pytree
 from hopflow.dtypes import as_dtype, finfo
 from hopflow.errors import HopflowError
 from hopflow.testing.fuzz import EVERY
-from hopflow.testing.onnx_models import Session, difference
+from hopflow.testing.onnx_models import Session
 from hopflow.testing.program import Program
 from hopflow.testing.requires import requires
 from hopflow.testing.strategies import programs
 from hopflow.testing.transforms import Transform
+from hopflow.testing.units import difference
 
 pytestmark = [pytest.mark.slow, requires("onnx>=1.23", "onnxruntime>=1.32")]
 

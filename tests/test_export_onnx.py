@@ -36,8 +36,9 @@ from hopflow.export.onnx.kernels import KERNELS
 from hopflow.export.onnx.library import OPSET, element_type, library
 from hopflow.ops import batching
 from hopflow.ops.opdef import OPERATIONS
-from hopflow.testing.onnx_models import Session, difference
+from hopflow.testing.onnx_models import Session
 from hopflow.testing.requires import load, requires
+from hopflow.testing.units import difference
 
 pytestmark = [requires("onnx>=1.23", "onnxruntime>=1.32")]
 

@@ -75,38 +75,3 @@ def _without_bfloat16(onnx: Any, graph: Any) -> list[str]:
             graph.node.append(make("Cast", [value.name], [wide], to=single))
             value.name, tensor.elem_type = wide, single
     return [value.name for value in graph.input]
-
-
-def difference(found: Array, expected: Array, *, of_largest: bool = False) -> float:
-    """The largest difference of floats in units in the last place, of subnormal numbers
-    those of the smallest normal one; infinite where shapes, integers, NaNs or
-    infinities differ.
-
-    Args:
-        of_largest: Whether all are in units of the largest element.
-    """
-    dtype = as_dtype(expected.dtype)
-    if found.shape != expected.shape:
-        return np.inf
-    if not dtype.is_float:
-        same = found.dtype == expected.dtype and np.array_equal(found, expected)
-        return 0.0 if same else np.inf
-    x, y = (np.asarray(a).astype(np.float64) for a in (found, expected))
-    finite = np.isfinite(y)
-    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
-        return np.inf
-    x, y = x[finite], y[finite]
-    if not np.isfinite(x).all():
-        return np.inf
-    info = _INFO[dtype.short]
-    sizes = np.maximum(np.abs(y), info[0])
-    units = (np.max(sizes, initial=info[0]) if of_largest else sizes) * info[1]
-    return float(np.max(np.abs(x - y) / units, initial=0.0))
-
-
-_INFO: Final = {
-    "f16": (2.0**-14, 2.0**-10),
-    "bf16": (2.0**-126, 2.0**-7),
-    "f32": (2.0**-126, 2.0**-23),
-    "f64": (2.0**-1022, 2.0**-52),
-}
