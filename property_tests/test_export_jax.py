@@ -65,7 +65,8 @@ def check_function(
     it stops at."""
     if not transform.fits(drawn):
         return
-    function, values = transform.function(drawn, hf), transform.arguments(drawn)
+    function = transform.function(drawn, hf)
+    values = [without_subnormals(np.array(x)) for x in transform.arguments(drawn)]
     try:
         given = tuple(map(hf.asarray, values))
         orders = len(transform.steps) if transform.is_derivative else 0
@@ -109,6 +110,15 @@ def compare(program: Any, values: Any, failed: str | None, found: Any) -> None:
     for x, y in zip(own, expected, strict=True):
         units = UNITS * coarsest / epsilon(y.dtype) if epsilon(y.dtype) else 0
         assert difference(x, y, of_largest=True, flushed=True) <= units, (x, y)
+
+
+def without_subnormals(x: Any) -> Any:
+    """An array with 0 for subnormal numbers, for which XLA takes them."""
+    dtype = as_dtype(x.dtype)
+    if not dtype.is_float:
+        return x
+    least = float(finfo(dtype).smallest_normal)
+    return np.where(np.abs(x.astype(np.float64)) < least, 0, x).astype(x.dtype)
 
 
 def used_epsilons(program: Any) -> list[float]:

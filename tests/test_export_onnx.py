@@ -42,7 +42,6 @@ from hopflow.testing.units import difference
 
 pytestmark = [requires("onnx>=1.23", "onnxruntime>=1.32")]
 
-PAGE: Final = Path(__file__).parent.parent / "docs" / "export_targets.md"
 
 Array = np.ndarray[Any, Any]
 

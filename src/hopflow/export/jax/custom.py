@@ -58,7 +58,7 @@ class _Call(NamedTuple):
     def rules(self) -> Any:
         """The params that hold its rules: its own, or those of a call around."""
         depth = self.site.params.get("depth")
-        around = self.site.frame.around
+        around = self.site.frame.context.around
         return self.site.params if depth is None else around[-1 - depth].params
 
     def differentiable(self, function: Callable[..., list[Array]]) -> Any:
@@ -86,16 +86,16 @@ class _Call(NamedTuple):
 
     def run(self, name: str, flat: Sequence[Array], captures: Sequence[Array]) -> Any:
         """What a rule gives for these operands of it."""
-        frame, graph = self.site.frame, self.rules[name]
-        depth = self.site.params.get("depth")
+        context, graph = self.site.frame.context, self.rules[name]
+        depth, around = self.site.params.get("depth"), context.around
         if depth is None:
-            rules, around = Rules(self.rules, self.symbols, captures), frame.around
+            rules = Rules(self.rules, self.symbols, captures)
         else:
-            rules, around = frame.around[-1 - depth], frame.around[: -1 - depth]
+            rules, around = around[-1 - depth], around[: -1 - depth]
         symbols = rules.symbols[len(rules.symbols) - len(graph.symbols) :]
         args = [*symbols, *flat, *rules.captures]
-        inner = Frame(frame.translation, graph, args, around=(*around, rules))
-        return inner.run()
+        inner = context._replace(around=(*around, rules))
+        return Frame(inner, graph, args).run()
 
     def check_given(self, rule: str, are_given: Sequence[bool]) -> None:
         """

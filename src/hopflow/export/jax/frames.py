@@ -8,7 +8,7 @@ them.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -41,27 +41,56 @@ class Translation:
     functions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
 
+class Context(NamedTuple):
+    """What an evaluation and those of inner graphs share.
+
+    axes     of a mesh, along which all values vary: within `jax.shard_map`, a loop must
+             not have a carry that varies only after some step, and a derivative must
+             not sum over devices that take different branches
+    around   the calls whose rules this is within, the innermost last: see `custom`
+    """
+
+    translation: Translation
+    axes: frozenset[str] = frozenset()
+    around: tuple[Any, ...] = ()
+
+    def varying(self, value: Array) -> Array:
+        """A value as one that varies along all axes of the mesh."""
+        if not self.axes:
+            return value
+        missing = self.axes - axes_of(value)
+        if not missing:
+            return value
+        return library().lax.pcast(value, tuple(sorted(missing)), to="varying")
+
+
+def axes_of(value: Array) -> frozenset[str]:
+    """The axes of a mesh along which a value varies."""
+    type_ = library().typeof(value)
+    found: Any = getattr(type_, "manual_axis_type", None)  # since JAX 0.12
+    axes: frozenset[str] = (
+        getattr(type_, "vma", frozenset()) if found is None else found.varying
+    )
+    return axes
+
+
 class Frame:
     """One evaluation of a graph.
 
     state    the tensors that the program holds, for the outermost graph
     values   of its vars so far
-    around   the calls whose rules this is within, the innermost last: see `custom`
     """
 
     def __init__(
         self,
-        translation: Translation,
+        context: Context,
         graph: Graph,
         args: Sequence[Number],
-        *,
         state: Mapping[str, Array] | None = None,
-        around: tuple[Any, ...] = (),
     ) -> None:
-        self.translation = translation
+        self.context = context
         self.graph = graph
         self.state = state or {}
-        self.around = around
         self.values: dict[Var, Array] = {}
         self.symbols: Symbols[Number] = Symbols()
         for var, arg in zip(graph.inputs, args, strict=True):
@@ -82,14 +111,15 @@ class Frame:
         """What an operand is, as an array."""
         if isinstance(arg, Constant):
             constant = np.asarray(arg.value).astype(arg.type.dtype.dtype)
-            return library().numpy.asarray(constant)
+            return self.context.varying(library().numpy.asarray(constant))
         if not isinstance(arg, Var):
-            return as_array(self.size(arg))
+            return self.context.varying(as_array(self.size(arg)))
         known = self.values.get(arg)
         if known is None:
             if arg.node.symbol is None:
                 raise GraphError(f"{self.graph.name}: {arg!r} is read before it is.")
-            known = self.values[arg] = as_array(self.symbols[arg.node.symbol])
+            known = as_array(self.symbols[arg.node.symbol])
+            known = self.values[arg] = self.context.varying(known)
         return known
 
     def given(self, arg: Any) -> Number:
@@ -122,12 +152,13 @@ class Frame:
 
     def evaluate(self, node: Node) -> None:
         try:
-            results = self.translation.rule(Site(self, node))
+            results = self.context.translation.rule(Site(self, node))
         except ExportError as error:
             raise located(node, error) from error
         except library().extend.core.InconclusiveDimensionOperation as error:
             first = str(error).splitlines()[0]
             raise located(node, ExportError(f"{first} JAX does not know.")) from error
+        results = list(map(self.context.varying, results))
         if node.symbol is not None:
             self.symbols[node.symbol] = results[0]
         for var, value in zip(node.results, results, strict=True):
@@ -160,7 +191,7 @@ class Site:
     def __init__(self, frame: Frame, node: Node) -> None:
         self.frame = frame
         self.node = node
-        self.translation = frame.translation
+        self.translation = frame.context.translation
         self.jax = library()
         self.jnp, self.lax = self.jax.numpy, self.jax.lax
         self.types = [a.type for a in node.args]
@@ -176,8 +207,7 @@ class Site:
 
     def run(self, graph: Graph, args: Sequence[Number]) -> list[Array]:
         """The outputs of an inner graph."""
-        frame = Frame(self.translation, graph, args, around=self.frame.around)
-        return frame.run()
+        return Frame(self.frame.context, graph, args).run()
 
     # --- sizes ---
 

@@ -18,7 +18,15 @@ from hopflow.errors import (
     ShapeError,
     StructureError,
 )
-from hopflow.export.jax.frames import Array, Asserts, Frame, Translation, located
+from hopflow.export.jax.frames import (
+    Array,
+    Asserts,
+    Context,
+    Frame,
+    Translation,
+    axes_of,
+    located,
+)
 from hopflow.export.jax.library import library, wide_library
 from hopflow.export.jax.rules import evaluate
 from hopflow.export.jax.sizes import Number, condition, number, side
@@ -209,8 +217,14 @@ class _Call:
                 f"program.\n  expected {module.in_spec}\n  got      {spec}"
             )
         inputs, state = self.inputs(leaves), self.function.state
-        args = (*(None for _ in module.graph.symbols), *inputs)
-        frame = Frame(self.translation, module.graph, args, state=state)
+        axes = frozenset[str]().union(*map(axes_of, (*inputs, *state.values())))
+        context = Context(self.translation, axes)
+        state = {name: context.varying(x) for name, x in state.items()}
+        args = (
+            *(None for _ in module.graph.symbols),
+            *map(context.varying, inputs),
+        )
+        frame = Frame(context, module.graph, args, state)
         for symbol, source in module.sources.items():
             frame.symbols.offer(symbol, partial(_found, source, leaves))
         self.check_shapes(frame)

@@ -81,17 +81,16 @@ def _is_number(x: Any) -> bool:
 def _invoke(site: Site) -> list[Array]:
     """A graph that JAX traces once for all of its calls."""
     body, given = site.params["body"], _Closed(_given(site, site.node.args))
-    frame, functions = site.frame, site.translation.functions
-    key = body, given.numbers, frame.around
+    context, functions = site.frame.context, site.translation.functions
+    if context.around:  # whose rules hold what is traced now
+        return site.run(body, given.args)
+    key = body, given.numbers, context.axes
     if key not in functions:
-        translation, around = frame.translation, frame.around
 
         def run(*arrays: Array) -> list[Array]:
-            return Frame(translation, body, given.filled(arrays), around=around).run()
+            return Frame(context, body, given.filled(arrays)).run()
 
         run.__name__ = body.name
-        if around:  # whose rules hold what is traced now
-            return run(*given.arrays)
         functions[key] = site.jax.jit(run)
     return list(functions[key](*given.arrays))
 
@@ -196,7 +195,8 @@ def _bounded(
             carry = site.run(loop.body, [*before, *carry, *after])
             return steps + 1, goes_on(before, carry, after), carry
 
-        start = site.jnp.int64(0), goes_on(before, carry, after), list(carry)
+        none = site.frame.context.varying(site.jnp.int64(0))
+        start = none, goes_on(before, carry, after), list(carry)
         _, running, last = lax.while_loop(test, step, start)
         return [*last, running]
 
