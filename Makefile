@@ -45,7 +45,7 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
 tables: $(VENV)/.has-test
-	HOPFLOW_WRITE_TABLES=1 $(BIN)/pytest -q tests/test_conformance.py tests/test_export_onnx.py $(ARGS)
+	HOPFLOW_WRITE_TABLES=1 $(BIN)/pytest -q tests/test_conformance.py tests/test_export_targets.py $(ARGS)
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff check .

@@ -2,6 +2,8 @@
 derivatives, and what is refused."""
 
 import importlib
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -612,6 +614,35 @@ def test_the_reference_interpreter_of_stablehlo_gives_equal_answers() -> None:
         ]
         found = [np.array(x) for x in stablehlo.eval_module(module, operands)]
     check_equal(found, program(A, ROWS))
+
+
+# --- many devices ---------------------------------------------------------------------
+
+
+def test_the_page_on_many_devices_prints_what_it_says(tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "docs" / "scaling.md").read_text()
+    [code] = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
+    artifact = """
+exported = jax.export.deserialize(bytearray(program.to_stablehlo()))
+answers, steps = jax.jit(
+    jax.shard_map(
+        exported.call, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"),
+        check_vma=False,
+    )
+)(weights, rows)
+print(np.array_equal(steps, fn(weights, rows)[1]))  # True
+"""
+    (tmp_path / "page.py").write_text(code + artifact)
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "page.py"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    said = re.findall(r"^print\(.*\)  # (.*)$", code + artifact, re.M)
+    assert done.stdout.splitlines() == said, done.stderr
 
 
 # --- errors ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tests.targets.calls import CALLS
 from hopflow.ops.opdef import OPERATIONS
 from hopflow.testing.requires import requires
 
-pytestmark = [requires("jax>=0.11", "onnx>=1.23")]
+pytestmark = [requires("jax>=0.12", "onnx>=1.23")]
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "export_targets.md"
 TARGETS: Final[dict[str, Any]] = {"ONNX": onnx, "JAX": jax}

@@ -169,7 +169,8 @@ class _Call(NamedTuple):
         count = len(residuals) + len(cts)
 
         def pull(*flat: Array) -> list[Array]:
-            return self.run("backward", flat[:count], flat[count:])
+            found: list[Array] = self.run("backward", flat[:count], flat[count:])
+            return found
 
         for mask in self.site.params.get("examples", ()):
             pull = self.over_examples(pull, count, mask, places)

@@ -98,12 +98,12 @@ def _solved(b: Array, lu: Array, order: Array, *, transposed: bool) -> Array:
 def _determinant(site: Site, x: Array, det: Array) -> Array:
     function = site.jax.custom_jvp(lambda _, det: det)
 
-    @function.defjvp
-    def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    def rule(primals: Any, tangents: Any) -> tuple[Array, Array]:
         (x, _), (dx, _) = primals, tangents
         tangent = site.jax.jvp(site.jnp.linalg.det, (x,), (dx,))[1]
         return function(*primals), tangent
 
+    function.defjvp(rule)
     return function(x, det)
 
 

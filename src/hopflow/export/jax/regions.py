@@ -216,7 +216,7 @@ def _bounded(
     function.defjvp(lambda primals, tangents: jax.jvp(scanned, primals, tangents))
     *last, running = function(*given.arrays)
     site.check(~running, limit_message(site.node.op.name, limit))
-    return last
+    return list(last)
 
 
 def _trips(
@@ -234,13 +234,13 @@ def _trips(
     carried = loop.test.inputs[len(before) : len(before) + len(carry)]
     if counter not in carried or end in carried:
         return None
-    place = carried.index(counter)  # type: ignore[arg-type]
+    place = carried.index(counter)
     first = given[counter]
-    last = end.value if isinstance(end, Constant) else given.get(end)
-    is_known = isinstance(first, int) and isinstance(last, int)
-    if not (is_known and _counts(loop.body, len(before) + place, place)):
+    last: Any = end.value if isinstance(end, Constant) else given.get(end)
+    if not (isinstance(first, int) and isinstance(last, int)):
         return None
-    return max(int(last) - first, 0)
+    counts = _counts(loop.body, len(before) + place, place)
+    return max(last - first, 0) if counts else None
 
 
 def _counts(body: Graph, place: int, output: int) -> bool:

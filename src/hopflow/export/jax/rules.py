@@ -29,6 +29,6 @@ def evaluate(site: Site) -> Sequence[Array]:
     """
     if has_regions(site.node):
         return REGIONS.get(site.node.op.name, region)(site)
-    rule = RULES.get(site.node.op.name, pointwise)
+    rule: Callable[..., Any] = RULES.get(site.node.op.name, pointwise)
     found = rule(site, *site.operands, **site.params)
     return found if isinstance(found, list | tuple) else [found]

@@ -49,7 +49,7 @@ def lowered(site: Site) -> list[Value]:
 
 
 def _kernel(
-    site: Site, kernel: Any, type_: TensorType, operands: Sequence[Operand]
+    site: Site, kernel: Any, type_: TensorType, operands: Sequence[Operand[Value]]
 ) -> Value:
     if isinstance(kernel, Pointwise) and site.node.op.batch is batching.pointwise:
         return _elementwise(site, kernel, type_, operands)
@@ -85,7 +85,7 @@ _MESSAGES: Final = {
 
 
 def _elementwise(
-    site: Site, kernel: Pointwise, type_: TensorType, operands: Sequence[Operand]
+    site: Site, kernel: Pointwise, type_: TensorType, operands: Sequence[Operand[Value]]
 ) -> Value:
     grid = tuple(read(Var(f"i{a}", dtypes.int64)) for a in range(type_.ndim))
     expression = kernel.element(grid)
@@ -127,7 +127,7 @@ def _operands_of(expression: Expr) -> set[Any]:
 
 
 def _function(
-    writer: Writer, name: str, expression: Expr, operands: Sequence[Operand]
+    writer: Writer, name: str, expression: Expr, operands: Sequence[Operand[Value]]
 ) -> tuple[str | None, Any]:
     """A function of the model for an elementwise operation, and its name; None for one
     of a few nodes, which are written where it is used."""
@@ -198,7 +198,7 @@ class Grid:
             return self._along(node.attr)
         if node.op == "size":
             return self.site.size(node.attr).tensor()
-        operand: Operand = node.attr
+        operand: Operand[Value] = node.attr
         if self._reads_its_own_index(node):
             return operand.value
         return self._load(node, operand)
@@ -215,7 +215,7 @@ class Grid:
     def _reads_its_own_index(self, node: Expr) -> bool:
         return node.args == self.index
 
-    def _load(self, node: Expr, operand: Operand) -> Value:
+    def _load(self, node: Expr, operand: Operand[Value]) -> Value:
         """The elements at an index: those of a flat tensor at flat positions."""
         site, shape = self.site, operand.type.shape
         if not shape:
@@ -233,7 +233,7 @@ class Grid:
         flat = self._flattened(operand, extended=condition is not None)
         return site("Gather", flat, at, axis=0)
 
-    def _flattened(self, operand: Operand, *, extended: bool) -> Value:
+    def _flattened(self, operand: Operand[Value], *, extended: bool) -> Value:
         key = operand, extended
         if key not in self._flat:
             flat = self.site.scope.flat(operand.value)
