@@ -22,7 +22,7 @@ from hopflow.testing.program import Program
 from hopflow.testing.requires import load, requires
 from hopflow.testing.strategies import programs
 from hopflow.testing.transforms import Transform
-from hopflow.testing.units import difference
+from hopflow.testing.units import coarsest_epsilon, difference, epsilon
 
 pytestmark = [pytest.mark.slow, requires("jax>=0.11")]
 
@@ -106,7 +106,7 @@ def compare(program: Any, values: Any, failed: str | None, found: Any) -> None:
     given, new = found if signature.written else (found, {})
     own = [np.asarray(x) for x in (*pytree.flatten(given)[0], *new.values())]
     expected = [np.asarray(x) for x in (*results, *written)]
-    coarsest = max([epsilon(x.dtype) for x in expected] + used_epsilons(program))
+    coarsest = coarsest_epsilon(program)
     for x, y in zip(own, expected, strict=True):
         units = UNITS * coarsest / epsilon(y.dtype) if epsilon(y.dtype) else 0
         assert difference(x, y, of_largest=True, flushed=True) <= units, (x, y)
@@ -119,17 +119,6 @@ def without_subnormals(x: Any) -> Any:
         return x
     least = float(finfo(dtype).smallest_normal)
     return np.where(np.abs(x.astype(np.float64)) < least, 0, x).astype(x.dtype)
-
-
-def used_epsilons(program: Any) -> list[float]:
-    """Of the dtypes of all values."""
-    return [epsilon(v.type.dtype) for n in program.graph.walk() for v in n.results]
-
-
-def epsilon(dtype: Any) -> float:
-    """The distance of 1 to the next float; 0 of other dtypes."""
-    found = as_dtype(dtype)
-    return float(finfo(found).eps) if found.is_float else 0.0
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

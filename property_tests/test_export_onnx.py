@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import hopflow as hf
 from hopflow import pytree
-from hopflow.dtypes import as_dtype, finfo
 from hopflow.errors import HopflowError
 from hopflow.testing.fuzz import EVERY
 from hopflow.testing.onnx_models import Session
@@ -20,7 +19,7 @@ from hopflow.testing.program import Program
 from hopflow.testing.requires import requires
 from hopflow.testing.strategies import programs
 from hopflow.testing.transforms import Transform
-from hopflow.testing.units import difference
+from hopflow.testing.units import coarsest_epsilon, difference, epsilon
 
 pytestmark = [pytest.mark.slow, requires("onnx>=1.23", "onnxruntime>=1.32")]
 
@@ -83,21 +82,10 @@ def check_model(
     ]
     expected = [np.asarray(x) for x in (*results, *written)]
     assert len(found.results) == len(expected)
-    coarsest = max([epsilon(x.dtype) for x in expected] + used_epsilons(program))
+    coarsest = coarsest_epsilon(program)
     for x, y in zip(found.results, expected, strict=True):
         units = UNITS * coarsest / epsilon(y.dtype) if epsilon(y.dtype) else 0
         assert difference(x, y, of_largest=True) <= units, (x, y)
-
-
-def used_epsilons(program: Any) -> list[float]:
-    """Of the dtypes of all values."""
-    return [epsilon(v.type.dtype) for n in program.graph.walk() for v in n.results]
-
-
-def epsilon(dtype: Any) -> float:
-    """The distance of 1 to the next float; 0 of other dtypes."""
-    found = as_dtype(dtype)
-    return float(finfo(found).eps) if found.is_float else 0.0
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

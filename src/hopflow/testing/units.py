@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hopflow.dtypes import as_dtype
+from hopflow.dtypes import as_dtype, finfo
 
 Array = np.ndarray[Any, Any]
 
@@ -48,3 +48,16 @@ _INFO: Final = {
     "f32": (2.0**-126, 2.0**-23),
     "f64": (2.0**-1022, 2.0**-52),
 }
+
+
+def epsilon(dtype: Any) -> float:
+    """The distance of 1 to the next float; 0 of other dtypes."""
+    found = as_dtype(dtype)
+    return float(finfo(found).eps) if found.is_float else 0.0
+
+
+def coarsest_epsilon(program: Any) -> float:
+    """The largest of all dtypes that an exported program computes in."""
+    values = (v for n in program.graph.walk() for v in n.results)
+    found = [*values, *program.graph.inputs, *program.graph.outputs]
+    return max([epsilon(v.type.dtype) for v in found], default=0.0)
