@@ -217,7 +217,9 @@ class _Call:
                 f"program.\n  expected {module.in_spec}\n  got      {spec}"
             )
         inputs, state = self.inputs(leaves), self.function.state
-        axes = frozenset[str]().union(*map(axes_of, (*inputs, *state.values())))
+        numbers = [x for k in module.numbers if not isinstance(x := leaves[k], int)]
+        arrays = *inputs, *state.values(), *numbers
+        axes = frozenset[str]().union(*map(axes_of, arrays))
         context = Context(self.translation, axes)
         state = {name: context.varying(x) for name, x in state.items()}
         args = (
