@@ -171,6 +171,17 @@ def test_a_program_is_converted(run: Any) -> None:
     assert "Mul" in [node.op_type for node in onnx.load("a.onnx").graph.node]
 
 
+@requires("jax")
+def test_an_artifact_of_jax_is_written(run: Any) -> None:
+    import jax
+
+    run("export", "model.py:twice", "--arg", "f32[n]", "-o", "a.hopflow")
+    status, said, _ = run("convert", "a.hopflow", "--to", "stablehlo", "-o", "a.bin")
+    assert (status, said) == (0, "a.bin\n")
+    twice = jax.export.deserialize(bytearray(Path("a.bin").read_bytes())).call
+    assert twice(np.ones(3, np.float32)).tolist() == [2, 2, 2]
+
+
 WRONG = {
     "no_such:f": "there is no module `no_such`",
     "no_such.py:f": "there is no file `no_such.py`",
