@@ -374,7 +374,7 @@ def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
     For each of `count` rows of the panel it adds the product with a column of `a`: to
     zero if `begins`, else to `out`.
     """
-    name = f"tile.{height}.{vectors}"
+    name = f"tile.{height}.{vectors}.{tiles.lane}"
     if module.has_function(name):
         return name
     lane, width = tiles.lane, tiles.width if vectors else 1
@@ -438,7 +438,7 @@ def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
 
 def _dots(module: Module, tiles: _Tiles, height: int) -> str:
     """Define the function of the products of some rows with a vector."""
-    name = f"dots.{height}"
+    name = f"dots.{height}.{tiles.lane}"
     if module.has_function(name):
         return name
     lane, width = tiles.lane, tiles.width

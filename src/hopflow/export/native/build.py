@@ -26,7 +26,12 @@ from hopflow.export.native.package import (
     linker,
     pkg_config,
 )
-from hopflow.export.native.parameters import Exported, parameters_of, program_graph
+from hopflow.export.native.parameters import (
+    Exported,
+    Parameters,
+    parameters_of,
+    program_graph,
+)
 from hopflow.export.native.preamble import Preamble
 from hopflow.export.native.targets import HOST, compiler, target
 from hopflow.graph.core import Graph
@@ -63,6 +68,7 @@ class Compiled:
     name: str
     code: bytes
     header: str
+    parameters: Parameters
 
 
 def to_native(
@@ -128,7 +134,7 @@ def compile_native(program: Exported, name: str, target_name: str) -> Compiled:
     text = header(
         name, title, parameters, failures.statuses(), entry.room.is_exact
     )
-    return Compiled(name, code, text)
+    return Compiled(name, code, text, parameters)
 
 
 def _provide(unit: Unit, program: Program) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from hopflow.export.native.entry import shaped
 from hopflow.export.native.failures import Failure
-from hopflow.export.native.parameters import C_TYPES, Parameter, Parameters, identifier
+from hopflow.export.native.parameters import C_TYPES, Parameter, Parameters
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.program import Kind
 
@@ -89,7 +89,7 @@ def _functions(name: str, parameters: Parameters, is_exact: bool) -> list[str]:
     of_sizes = ", ".join(told) or "void"
     found = []
     if results := shaped(parameters):
-        shapes = [f"int64_t {p.name}[{p.type.ndim}]" for p in results]
+        shapes = [f"int64_t {p.name}_shape[{p.type.ndim}]" for p in results]
         found += [
             _comment("Tell the shapes of the results. Returns a status.")
             + f"\nint {name}_sizes({', '.join([*told, *shapes])});"
@@ -164,8 +164,3 @@ def _comment(text: str, indent: int = 0) -> str:
     ]
     body = f"\n{prefix} * ".join(lines)
     return "\n".join(row.rstrip() for row in f"{prefix}/* {body} */".split("\n"))
-
-
-def c_name(text: str) -> str:
-    """The name of a program as an identifier of C."""
-    return identifier(text)

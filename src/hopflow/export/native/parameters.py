@@ -218,6 +218,29 @@ def identifier(text: str) -> str:
     return f"{name}_" if name in _RESERVED else name
 
 
+def c_name(text: str) -> str:
+    """The name of a program as that of a C function, which no library has.
+
+    `sin` is `sin_`: the C library's own calls would find ours.
+    """
+    name = identifier(text)
+    is_taken = name in _LIBRARY or (name[-1] in "fl" and name[:-1] in _LIBRARY)
+    return f"{name}_" if is_taken else name
+
+
+_LIBRARY: Final = frozenset(
+    (
+        "abs abort acos acosh aligned_alloc asin asinh atan atan2 atanh atexit bsearch "
+        "calloc cbrt ceil copysign cos cosh div erf erfc exit exp exp2 expm1 fabs fdim "
+        "floor fma fmax fmin fmod free frexp getenv hypot ilogb index ldexp lgamma log "
+        "log10 log1p log2 logb lrint lround malloc memchr memcmp memcpy memmove memset "
+        "modf nan nearbyint nextafter pow printf puts qsort rand random read realloc "
+        "remainder remquo rint round roundeven scalbln scalbn select signal sin sinh "
+        "sleep sqrt srand stat strlen system tan tanh tgamma time trunc write"
+    ).split()
+)
+"""Functions of the C library; its mathematical ones also end in `f` and `l`."""
+
 _RESERVED: Final = frozenset(
     (
         "alignas alignof and and_eq asm auto bitand bitor bool break case catch char "

@@ -16,6 +16,7 @@ from hopflow.loop_ir.program import DerivedSize, Let, Program, Site, Stmt, Trap
 from hopflow.ops import scalar
 from hopflow.ops.opdef import MOST_BYTES
 from hopflow.symbolic.guards import Guard
+from hopflow.symbolic.ranges import NON_NEGATIVE
 from hopflow.symbolic.size import Size, Symbol, SymInt, sym_max
 
 
@@ -84,7 +85,7 @@ class Preamble:
         place = self.parameters[source]
         read = e.read(place) if isinstance(place, Var) else e.load(place, ())
         self.values[symbol] = e.cast(read, dtype)
-        if source.role == "size":
+        if source.role == "size" and symbol.range == NON_NEGATIVE:  # else a guard
             text = f"ShapeError: the size `{symbol}` is {{0}}."
             self._stop(e.compare("lt", read, e.index(0)), text, "size", (read,))
 
