@@ -2,9 +2,9 @@
 too, and what is refused.
 """
 
-import ctypes
 import re
 import runpy
+import shutil
 import subprocess
 from collections.abc import Callable
 from functools import cache
@@ -19,11 +19,10 @@ from hopflow import pytree
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
-    CheckError,
     ExportError,
     HopflowError,
 )
-from hopflow.export.native.targets import MACHINES, TARGETS
+from hopflow.export.native.targets import TARGETS
 from hopflow.ops import batching
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.testing.native_code import NativeLibrary, Outcome
@@ -59,8 +58,8 @@ def leaves(tree: Any) -> list[Array]:
 # --- every operation and operator, in one library -------------------------------------
 
 ULPS: Final = {"erfc": 256, "lgamma": 8192, "sin": 4, "cos": 4, "tan": 4}
-"""How many units in the last place results may differ by from NumPy's and SciPy's, which
-are less exact; of all others it is 3."""
+"""How many units in the last place results may differ by from NumPy's and SciPy's,
+which are less exact; of all others it is 3."""
 REFUSED: Final = {
     "cholesky": "potrf",
     "eigh": "syevd",
@@ -94,9 +93,7 @@ def programs() -> dict[str, Call]:
         found[f"sym_{name}"] = operation_of_symbolic_sizes(OPERATIONS[name])
     for k, call in enumerate(CALLS.values()):
         found[f"call{k}"] = exported(call.function, *call.args)
-        found[f"call{k}_sym"] = exported(
-            call.function, *call.args, dynamic_shapes=True
-        )
+        found[f"call{k}_sym"] = exported(call.function, *call.args, dynamic_shapes=True)
     return found | {f.__name__: f() for f in _MORE}
 
 
@@ -117,7 +114,7 @@ class Native(NamedTuple):
         return self.library(name, *(args or self.calls[name].args))
 
     def check(self, name: str, *args: Any) -> list[Array]:
-        """See that a call gives the bits of the jitted program; return what it gives."""
+        """Return what a call gives, which has the bits of the jitted program."""
         given = args or self.calls[name].args
         outcome = self.run(name, *given)
         assert outcome.status == 0, outcome.text
@@ -148,7 +145,9 @@ def test_an_operation_gives_equal_answers(name: str, native: Native) -> None:
         with np.errstate(all="ignore"):
             expected = op.run(*row.operands, **row.params)
         for y in expected if isinstance(expected, tuple) else (expected,):
-            found = difference(next(results), np.asarray(y), of_largest=not is_pointwise)
+            found = difference(
+                next(results), np.asarray(y), of_largest=not is_pointwise
+            )
             assert found <= ULPS.get(name, 3)
     assert next(results, None) is None
 
@@ -284,9 +283,7 @@ def slope() -> Call:
         def step(x: Any, n: Any) -> Any:
             return hf.sin(x) * 1.01 + 0.3 * x, n + 1
 
-        return hf.sum(
-            hf.while_loop(lambda x, n: hf.sum(x) + n < 900, step, (x, 0))[0]
-        )
+        return hf.sum(hf.while_loop(lambda x, n: hf.sum(x) + n < 900, step, (x, 0))[0])
 
     return exported(hf.value_and_grad(loss), hf.asarray(np.linspace(0, 1, 200)))
 
@@ -324,7 +321,9 @@ def test_a_size_that_breaks_a_constraint_has_a_status(native: Native) -> None:
 def stops() -> Call:
     def f(x: Any, i: Any, n: int) -> Any:
         hf.check(hf.all(x < 40), "too large")
-        y = hf.while_loop(lambda y: hf.sum(y) < n, lambda y: (y * 2,), (x,), max_steps=9)
+        y = hf.while_loop(
+            lambda y: hf.sum(y) < n, lambda y: (y * 2,), (x,), max_steps=9
+        )
         return y[0][i] + i // n
 
     return exported(f, A, hf.asarray(1), 3)
@@ -350,3 +349,328 @@ def test_the_text_of_a_status_is_that_of_the_error(name: str, native: Native) ->
     assert text == f"{type(found.value).__name__}: {found.value}"
     member = f"STOPS_{kind.upper()}_{outcome.status} = {outcome.status}"
     assert member in native.library.compiled["stops"].header
+
+
+# --- C programs -----------------------------------------------------------------------
+
+ROOT: Final = Path(__file__).parent.parent
+C_EXAMPLES: Final = ROOT / "examples" / "native"
+WARNINGS: Final = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
+
+
+def built(source: Path, native: Any, folder: Path) -> Path:
+    """A C program with a program of ours in it, without Python or a library of ours."""
+    program = folder / source.stem
+    files = map(str, (source, native.object))
+    printed("cc", *WARNINGS, *files, f"-I{folder}", "-lm", "-o", program)
+    return program
+
+
+def printed(*words: Any) -> str:
+    """What a program prints, if it ends well."""
+    ran = subprocess.run([*map(str, words)], capture_output=True, text=True, check=True)
+    return ran.stdout
+
+
+@cache
+def digits() -> tuple[Any, Array]:
+    """The network of the example, before training, and images."""
+    found = runpy.run_path(str(ROOT / "examples" / "adaptive_computation.py"))
+    layers = found["initial"](hf.random.key(0))
+    _, (images, _) = found["data"]()
+
+    def digits(images: Any) -> Any:
+        inside = hf.logical_and(images >= 0, images <= 1)
+        hf.check(hf.all(inside), "a pixel is not from 0 to 1")
+        thought = found["think_all"](layers, images)
+        return hf.argmax(thought.answer, axis=1), thought.steps
+
+    rows = hf.Dim("rows", min=1)
+    program = hf.export(digits, (images[:3],), dynamic_shapes=[{0: rows}])
+    return program, np.asarray(images[:50])
+
+
+@requires("sklearn")
+def test_a_c_program_recognizes_digits_and_reports_a_failed_check(
+    tmp_path: Path,
+) -> None:
+    program, images = digits()
+    recognize = built(C_EXAMPLES / "digits.c", program.to_native(tmp_path), tmp_path)
+    (tmp_path / "images").write_bytes(images.tobytes())
+    answers, steps = leaves(program(images))
+    expected = [f"{a} in {s} steps" for a, s in zip(answers, steps, strict=True)]
+    assert len(set(steps)) > 1
+    assert printed(recognize, tmp_path / "images").splitlines() == expected
+    images = images.copy()
+    images[7, 3] = 1.5
+    (tmp_path / "images").write_bytes(images.tobytes())
+    ran = subprocess.run(
+        [recognize, tmp_path / "images"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    expected_error = (
+        r"CheckError: a pixel is not from 0 to 1 \(test_export_native.py:\d+\)"
+    )
+    assert re.fullmatch(expected_error, ran.stderr.strip())
+    (tmp_path / "images").write_bytes(b"")
+    ran = subprocess.run(
+        [recognize, tmp_path / "images"], capture_output=True, text=True, check=False
+    )
+    assert ran.stderr.startswith("GuardError: images.shape[0] >= 1")
+
+
+def loss(weights: Any, x: Any, y: Any) -> Any:
+    w, b, v = weights
+    return hf.mean((hf.tanh(x[:, None] * w + b) @ v - y) ** 2)
+
+
+def training(weights: Any, x: Any, y: Any, rate: float) -> Any:
+    error, slopes = hf.value_and_grad(loss)(weights, x, y)
+    return [p - rate * s for p, s in zip(weights, slopes, strict=True)], error
+
+
+def training_data() -> tuple[Any, Any, Any]:
+    units, x = np.arange(8.0), np.arange(32.0) / 16 - 1
+    weights = [units / 4 - 1, 0.5 - units / 8, np.full(8, 0.125)]
+    return [hf.asarray(w) for w in weights], hf.asarray(x), hf.asarray(x * x)
+
+
+def test_a_c_program_trains_as_python_does(tmp_path: Path) -> None:
+    weights, x, y = training_data()
+    program = hf.export(training, (weights, x, y, 0.1))
+    native = program.to_native(tmp_path)
+    errors = [
+        float.fromhex(e) for e in printed(built_training(native, tmp_path)).split()
+    ]
+    step, expected = hf.jit(program), []
+    for _ in range(1000):
+        weights, error = step(weights, x, y, 0.1)
+        expected.append(float(error))
+    assert errors == expected[249::250]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.05
+
+
+def built_training(native: Any, folder: Path) -> Path:
+    return built(C_EXAMPLES / "training.c", native, folder)
+
+
+MAIN: Final = """
+#include <stdio.h>
+#include "twice.h"
+int main(void) {
+    double x[2] = {1, 2.5}, y[2];
+    int status = twice(x, y, 0, 0, 0);
+    printf("%d %g %g\\n", status, y[0], y[1]);
+    return 0;
+}
+"""
+
+
+def twice(x: Any) -> Any:
+    return x * 2
+
+
+@requires("cmake")
+def test_cmake_finds_a_program(tmp_path: Path) -> None:
+    exported(twice, A).program.to_native(tmp_path / "twice")
+    (tmp_path / "main.c").write_text(MAIN)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.9)\nproject(example C)\n"
+        "find_package(twice CONFIG REQUIRED)\n"
+        "add_executable(shared main.c)\ntarget_link_libraries(shared twice::twice)\n"
+        "add_executable(static main.c)\ntarget_link_libraries(static twice::object)\n"
+    )
+    build = tmp_path / "build"
+    printed("cmake", "-S", tmp_path, "-B", build, f"-Dtwice_DIR={tmp_path / 'twice'}")
+    printed("cmake", "--build", build)
+    for name in ("shared", "static"):
+        assert printed(build / name) == "0 2 5\n"
+
+
+@requires("pkg-config")
+def test_pkg_config_finds_a_program(tmp_path: Path) -> None:
+    exported(twice, A).program.to_native(tmp_path)
+    (tmp_path / "main.c").write_text(MAIN)
+    flags = printed("pkg-config", "--cflags", "--libs", tmp_path / "twice.pc").split()
+    main = tmp_path / "main"
+    rpath = f"-Wl,-rpath,{tmp_path}"
+    printed("cc", tmp_path / "main.c", *flags, rpath, "-o", main)
+    assert printed(main) == "0 2 5\n"
+
+
+# --- targets --------------------------------------------------------------------------
+
+MACHINE_CODES: Final = {"x86-64": 62, "aarch64": 183, "riscv64": 243, "cortex-m7": 40}
+"""Of ELF files, by the beginning of the target's name."""
+LIBRARY: Final = frozenset(
+    "memcpy memmove memset fma fmaf fmod fmodf floor floorf ceil ceilf trunc truncf "
+    "rint rintf".split()
+)
+"""What may be undefined, besides the functions of the compiler's own library."""
+
+
+class Object(NamedTuple):
+    """What an ELF file says: its machine, and the names that are elsewhere."""
+
+    machine: int
+    undefined: frozenset[str]
+    exported: frozenset[str]
+
+
+def read_object(data: bytes) -> Object:
+    is_64 = data[4] == 2
+    machine = int.from_bytes(data[18:20], "little")
+
+    def word(at: int, size: int) -> int:
+        return int.from_bytes(data[at : at + size], "little")
+
+    first, stride = (word(40, 8), word(58, 2)) if is_64 else (word(32, 4), word(46, 2))
+    count = word(60, 2) if is_64 else word(48, 2)
+    sections = [first + stride * k for k in range(count)]
+    [table] = [at for at in sections if word(at + 4, 4) == 2]
+    fields = (24, 8, 32, 40) if is_64 else (16, 4, 20, 24)
+    start, size, link = (
+        word(table + fields[0], fields[1]),
+        word(table + fields[2], fields[1]),
+        word(table + fields[3], 4),
+    )
+    texts = word(sections[link] + fields[0], fields[1])
+    undefined, shown = set(), set()
+    for at in range(start, start + size, 24 if is_64 else 16):
+        name_at = texts + word(at, 4)
+        name = data[name_at : data.index(0, name_at)].decode()
+        info, section = (at + 4, at + 6) if is_64 else (at + 12, at + 14)
+        is_global = data[info] >> 4 != 0
+        if name and is_global:
+            (shown if word(section, 2) else undefined).add(name)
+    return Object(machine, frozenset(undefined), frozenset(shown))
+
+
+def everything(x: Any, y: Any, n: int) -> Any:
+    """What needs the most of a target: library routines, narrow floats, a stack that
+    grows, integers of 64 bits, functions of large arguments."""
+    half = hf.astype(x, hf.float16) + hf.astype(x, hf.bfloat16)
+    order = hf.argsort(x[0])
+    steps, _ = hf.while_loop(
+        lambda k, y: hf.sum(y) < n, lambda k, y: (k + 1, y * 2), (0, y)
+    )
+    slope = hf.grad(
+        lambda y: hf.sum(
+            hf.while_loop(
+                lambda y: hf.sum(y) < 9, lambda y: (y * hf.cos(y) + 2,), (y,)
+            )[0]
+        )
+    )(y)
+    large = hf.sin(x * 1e9), hf.exp(x), x % 0.3, n // 7, n**3 % 11
+    return x @ y, half, order, steps, slope, large, x[x > 0], hf.floor(x), hf.lgamma(x)
+
+
+EVERYTHING: Final = (
+    hf.asarray(np.random.default_rng(5).normal(size=(9, 9))),
+    hf.asarray(np.linspace(0.1, 0.9, 9)),
+    1234,
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_object_is_of_the_machine_and_needs_only_mathematics(
+    target: str, tmp_path: Path
+) -> None:
+    program = exported(everything, *EVERYTHING, dynamic_shapes=True).program
+    native = program.to_native(tmp_path, target=target)
+    found = read_object(native.object.read_bytes())
+    codes = [c for name, c in MACHINE_CODES.items() if target.startswith(name)]
+    assert target == "host" or codes == [found.machine]
+    helpers = {name for name in found.undefined if name.startswith("__")}
+    assert found.undefined - helpers <= LIBRARY
+    own = {"everything", "everything_workspace", "everything_error_text"}
+    assert found.exported == own | {"everything_sizes"}
+
+
+@pytest.mark.parametrize("level", [2, 3, 4])
+def test_levels_of_x86_give_equal_answers(level: int, tmp_path: Path) -> None:
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    needs = {2: "sse4_2", 3: "avx2", 4: "avx512vl"}[level]
+    if needs not in flags:
+        pytest.skip(f"this CPU has no {needs}")
+    program = exported(everything, *EVERYTHING).program
+    library = NativeLibrary({"level": program}, tmp_path, f"x86-64-v{level}")
+    outcome = library("level", *EVERYTHING)
+    assert outcome.status == 0, outcome.text
+    expected = leaves(hf.jit(program)(*EVERYTHING))
+    for x, y in zip(outcome.results, expected, strict=True):
+        assert difference(x, y, of_largest=True) <= 8
+
+
+EMULATED: Final = {"aarch64": "aarch64-linux-gnu", "riscv64": "riscv64-linux-gnu"}
+
+
+@pytest.mark.parametrize("target", EMULATED)
+def test_other_machines_give_equal_answers(target: str, tmp_path: Path) -> None:
+    compiler, emulator = f"{EMULATED[target]}-gcc", f"qemu-{target}"
+    for tool in (compiler, emulator):
+        if shutil.which(tool) is None:
+            pytest.skip(f"no {tool} on PATH")
+    weights, x, y = training_data()
+    program = hf.export(training, (weights, x, y, 0.1))
+    native = program.to_native(tmp_path, target=target)
+    source, main = C_EXAMPLES / "training.c", tmp_path / "main"
+    printed(
+        compiler, "-static", source, native.object, f"-I{tmp_path}", "-lm", "-o", main
+    )
+    errors = [float.fromhex(e) for e in printed(emulator, main).split()]
+    step, expected = hf.jit(program), []
+    for _ in range(1000):
+        weights, error = step(weights, x, y, 0.1)
+        expected.append(float(error))
+    assert np.allclose(errors, expected[249::250], rtol=1e-12, atol=0)
+
+
+def test_memory_of_microcontrollers_is_what_the_caller_gives(tmp_path: Path) -> None:
+    program = exported(everything, *EVERYTHING).program
+    native = program.to_native(tmp_path, target="cortex-m7")
+    assert native.library is None
+    undefined = read_object(native.object.read_bytes()).undefined
+    assert undefined.isdisjoint(["malloc", "aligned_alloc", "free", "realloc"])
+
+
+# --- what is refused ------------------------------------------------------------------
+
+
+def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
+    program = exported(twice, A).program
+    with pytest.raises(ArgumentTypeError, match="`folder` must be a path"):
+        program.to_native(3)
+    with pytest.raises(ArgumentValueError, match="'host', 'x86-64-v2'"):
+        program.to_native(tmp_path, target="z80")
+    for name in ("sin", "float", "two words", "2x", "", "fmodf"):
+        with pytest.raises(ArgumentValueError, match="an identifier that C does not"):
+            program.to_native(tmp_path, name=name)
+
+
+def test_a_program_never_replaces_a_function_of_the_c_library(tmp_path: Path) -> None:
+    program = hf.export(hf.sin, (A,))
+    native = program.to_native(tmp_path)
+    assert native.name == "sin_"
+    assert program.to_native(tmp_path, name="sine").header.name == "sine.h"
+
+
+def test_a_failing_linker_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cc").write_text("#!/bin/sh\necho no disk >&2\nexit 1\n")
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ExportError, match="has failed: no disk"):
+        exported(twice, A).program.to_native(tmp_path)
+
+
+def test_without_a_linker_there_is_no_shared_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    native = exported(twice, A).program.to_native(tmp_path, target="aarch64")
+    assert native.library is None
+    assert "object" in native.cmake.read_text()
+    assert f"{native.name}.o" in native.pkgconfig.read_text()

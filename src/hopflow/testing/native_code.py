@@ -80,7 +80,8 @@ class _Fenced:
 
     def array(self, dtype: Any, shape: Sequence[int]) -> Array:
         inside = self._bytes[self.offset : self.offset + self.size]
-        return inside.view(dtype).reshape(shape)
+        array: Array = inside.view(dtype).reshape(shape)
+        return array
 
     def check(self) -> None:
         assert self._bytes[self.offset + self.size :].tobytes() == _FENCE

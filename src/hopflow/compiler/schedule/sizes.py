@@ -53,6 +53,7 @@ def computed_condition(
         side if isinstance(side, int) else _evaluated(side, value, trap)
         for side in condition.args
     )
+    assert not isinstance(left, int)
     op = _RELATIONS[condition.op.rstrip(".")]
     if condition.op.endswith("."):
         return e.compare(op, _f64(left), _f64(right))
@@ -65,9 +66,7 @@ def computed_condition(
 _RELATIONS: Final = {"<": "lt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne"}
 
 
-def _evaluated(
-    operand: Any, value: Callable[[Symbol], Expr], trap: Trapping
-) -> Any:
+def _evaluated(operand: Any, value: Callable[[Symbol], Expr], trap: Trapping) -> Any:
     """Return an integer as a `_Number`, and a float as an expression or a float."""
     arithmetic = _Arithmetic(trap)
     operations = {

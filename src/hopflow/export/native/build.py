@@ -131,9 +131,7 @@ def compile_native(program: Exported, name: str, target_name: str) -> Compiled:
     code = compiler(target_name).compile(unit.module.text)
     title = f"{name}: {program.signature}\n\nExported by hopflow {version('hopflow')}"
     title += f" for {target_name}, {machine.triple} ({machine.cpu})."
-    text = header(
-        name, title, parameters, failures.statuses(), entry.room.is_exact
-    )
+    text = header(name, title, parameters, failures.statuses(), entry.room.is_exact)
     return Compiled(name, code, text, parameters)
 
 

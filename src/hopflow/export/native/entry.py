@@ -102,9 +102,7 @@ class Entry:
         self, head: str, parameters: Sequence[str], words: int
     ) -> tuple[Function, StatementEmitter]:
         """Begin a function that has a block of words, and emit the preamble."""
-        f = Function(
-            self.unit.module, f"{head}({', '.join(parameters)})", "nounwind"
-        )
+        f = Function(self.unit.module, f"{head}({', '.join(parameters)})", "nounwind")
         memory = ProgramMemory(f)
         emitter = StatementEmitter(f, memory, self.unit)
         slot = f.slot(f"[{HEADER + words} x i64]", "words", 16)
@@ -147,7 +145,9 @@ class Entry:
         for parameter in self.parameters.outputs:
             if parameter.role == "updated":
                 size = self._bytes(parameter)
-                pointer = self.unit.heap.allocate(f, emitter.values.value(rounded(size)))
+                pointer = self.unit.heap.allocate(
+                    f, emitter.values.value(rounded(size))
+                )
                 emitter.no_memory_if(f.emit(f"icmp eq ptr {pointer}, null"))
                 found[parameter] = pointer, emitter.values.value(size)
         return found
@@ -169,7 +169,7 @@ class Entry:
         return slot
 
     def _hand_over(self, f: Function, parameter: Parameter, slot: str) -> None:
-        """Tell the caller where an array is that the program has made, and its shape."""
+        """Tell the caller where an array that the program has made is, and its shape."""
         f.do(f"store ptr {f.emit(f'load ptr, ptr {slot}')}, ptr {_argument(parameter)}")
         for axis in range(parameter.type.ndim):
             at = f.emit(f"getelementptr i64, ptr {slot}, i64 {1 + axis}")
@@ -244,7 +244,9 @@ class Entry:
             module.data(f"{name}.{status}", text.encode() + b"\0")
         last = max(texts)
         rows = [f"ptr @{name}.{k if k in texts else -1}" for k in range(last + 1)]
-        table = module.constant(f"{name}.all", f"[{last + 1} x ptr] [{', '.join(rows)}]")
+        table = module.constant(
+            f"{name}.all", f"[{last + 1} x ptr] [{', '.join(rows)}]"
+        )
         f = Function(module, f"ptr @{name}(i32 signext %status)", "nounwind")
         f.branch_if(f.emit(f"icmp ule i32 %status, {last}"), "known", "other")
         f.start("known")
@@ -259,9 +261,7 @@ class Entry:
 
 def shaped(parameters: Parameters) -> list[Parameter]:
     """The results whose shapes depend on the sizes of a call."""
-    return [
-        p for p in parameters.all if p.role == "output" and not p.type.is_static
-    ]
+    return [p for p in parameters.all if p.role == "output" and not p.type.is_static]
 
 
 def _declared(parameter: Parameter) -> list[str]:

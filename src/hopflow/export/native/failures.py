@@ -11,9 +11,9 @@ from hopflow.graph.core import Graph
 from hopflow.loop_ir.program import Program, Site
 
 MEMORY: Final = (
-    "MemoryError: the workspace is too small. Give the function at least as much as its "
-    "`workspace` function tells; more, if the program has arrays whose sizes only a run "
-    "knows."
+    "MemoryError: the workspace is too small. Give the function at least as much as "
+    "its `workspace` function tells; more, if the program has arrays whose sizes only "
+    "a run knows."
 )
 
 
@@ -75,10 +75,10 @@ class _Place(int):
 
     __str__ = __repr__
 
-    def __format__(self, spec: str) -> str:  # noqa: ARG002
+    def __format__(self, spec: str) -> str:
         return repr(self)
 
-    def __mod__(self, other: int) -> "_Place":  # noqa: ARG002 # of 64 bits: the same
+    def __mod__(self, other: int) -> "_Place":  # of 64 bits: the same
         return self
 
 

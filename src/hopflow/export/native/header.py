@@ -41,8 +41,8 @@ def header(
 
 _FORM: Final = """\
 Arrays are dense and row-major, of the shapes that stand beside them, and must not \
-overlap. A float16 or bfloat16 is given as its bits. Nothing is allocated, and no state \
-is kept: functions may be called at once by several threads, each with a workspace and \
+overlap. A float16 or bfloat16 is given as its bits. Nothing is allocated, and no \
+state is kept: several threads may call a function at once, each with a workspace and \
 results of its own.
 
 A function returns 0, or why it has stopped: then the contents of its results are \
@@ -160,7 +160,8 @@ def _comment(text: str, indent: int = 0) -> str:
     lines = [
         line
         for paragraph in plain.split("\n")
-        for line in textwrap.wrap(paragraph, 84 - indent, break_long_words=False) or [""]
+        for line in textwrap.wrap(paragraph, 84 - indent, break_long_words=False)
+        or [""]
     ]
     body = f"\n{prefix} * ".join(lines)
     return "\n".join(row.rstrip() for row in f"{prefix}/* {body} */".split("\n"))

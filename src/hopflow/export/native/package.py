@@ -1,4 +1,4 @@
-"""Linking a program to a shared library, and the files by which build systems find it."""
+"""Linking a program to a shared library, and the files by which it is found."""
 
 import importlib.util
 import shutil

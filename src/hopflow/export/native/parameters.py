@@ -45,6 +45,9 @@ class Exported(Protocol):
     @property
     def signature(self) -> Signature: ...
 
+    @property
+    def constraints(self) -> tuple[str, ...]: ...
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Parameter:
@@ -266,4 +269,3 @@ C_TYPES: Final = {
     dtypes.float64: "double",
 }
 """Of elements; those of 16-bit floats are their bits."""
-
