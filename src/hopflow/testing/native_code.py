@@ -1,8 +1,9 @@
 """Calls of exported native code in this process, by `ctypes`.
 
 Programs are compiled one by one, and linked together by one call of the system's
-compiler. A call gives them exactly the workspace that they ask for, at an address that
-is not aligned, and sees that nothing is written behind it, nor behind a result.
+compiler, or each by the linker of jitted programs. A call gives them exactly the
+workspace that they ask for, at an address that is not aligned, and sees that nothing is
+written behind it, nor behind a result.
 """
 
 import ctypes
@@ -13,11 +14,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from hopflow import pytree
+from hopflow.compiler.cpu.jit import always_linked
+from hopflow.compiler.cpu.jit import link as link_here
 from hopflow.compiler.cpu.stubs import OUT_OF_MEMORY
 from hopflow.export.native.build import Compiled, compile_native
 from hopflow.export.native.package import library_name, link, linker
 from hopflow.export.native.parameters import Parameter
-from hopflow.export.native.targets import target
+from hopflow.export.native.targets import HOST, target
 from hopflow.graph.core import match_shapes
 
 Array = np.ndarray[Any, Any]
@@ -47,7 +50,7 @@ class NativeLibrary:
     """Programs as native code of this machine, by the names of their functions."""
 
     def __init__(
-        self, programs: Mapping[str, Any], folder: Path, target_name: str = "host"
+        self, programs: Mapping[str, Any], folder: Path, target_name: str = HOST
     ) -> None:
         self.programs = programs
         self.compiled = {
@@ -67,6 +70,29 @@ class NativeLibrary:
     def __call__(self, name: str, *args: Any) -> Outcome:
         """Call a program with the arguments of its function."""
         return _Call(self._library, self.compiled[name], self.programs[name]).run(args)
+
+
+def run_native(program: Any, *args: Any) -> Outcome:
+    """Compile a program, link it into this process, and call it."""
+    compiled = compile_native(program, "program", HOST)
+    return _Call(_Linked(compiled), compiled, program).run(args)
+
+
+class _Linked:
+    """The functions of one program, as a library of `ctypes` has them."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        machine = target(HOST)
+        names = [compiled.name + suffix for suffix in _SUFFIXES]
+        text = compiled.header
+        exports = [name for name in names if f"{name}(" in text]
+        self._functions = link_here(compiled.code, exports, always_linked(), machine)
+
+    def __getattr__(self, name: str) -> Any:
+        return ctypes.CFUNCTYPE(ctypes.c_int)(self._functions[name])
+
+
+_SUFFIXES: Final = ("", "_sizes", "_workspace", "_error_text")
 
 
 class _Fenced:
