@@ -536,7 +536,7 @@ def read_object(data: bytes) -> Object:
         word(table + fields[3], 4),
     )
     texts = word(sections[link] + fields[0], fields[1])
-    undefined, shown = set(), set()
+    undefined, shown = set[str](), set[str]()
     for at in range(start, start + size, 24 if is_64 else 16):
         name_at = texts + word(at, 4)
         name = data[name_at : data.index(0, name_at)].decode()

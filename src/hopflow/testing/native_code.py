@@ -65,11 +65,11 @@ class NativeLibrary:
         assert command is not None
         path = folder / library_name("programs")
         link(command, objects, path)
-        self._library = ctypes.CDLL(str(path))
+        self.library = ctypes.CDLL(str(path))
 
     def __call__(self, name: str, *args: Any) -> Outcome:
         """Call a program with the arguments of its function."""
-        return _Call(self._library, self.compiled[name], self.programs[name]).run(args)
+        return _Call(self.library, self.compiled[name], self.programs[name]).run(args)
 
 
 def run_native(program: Any, *args: Any) -> Outcome:
@@ -93,6 +93,102 @@ class _Linked:
 
 
 _SUFFIXES: Final = ("", "_sizes", "_workspace", "_error_text")
+
+
+class Driver:
+    """A C program that calls programs with arguments, for machines that are emulated.
+
+    It reads the arguments, and writes a status and the results of each call. The sizes
+    of results are those that calls in this process have given.
+
+    source  the text of the C program
+    given   what it reads
+    """
+
+    def __init__(self, library: NativeLibrary, calls: Mapping[str, Any]) -> None:
+        self._expected = {n: library(n, *args) for n, args in calls.items()}
+        self.given = b""
+        lines: list[str] = []
+        declared = [f'#include "{name}.h"' for name in calls]
+        for name, args in calls.items():
+            call = _Call(
+                library.library, library.compiled[name], library.programs[name]
+            )
+            declared += self._call(call, args, lines)
+        body = "\n    ".join(lines)
+        self.source = _DRIVER.format("\n".join(declared), body)
+
+    def _call(self, call: "_Call", args: Any, lines: list[str]) -> list[str]:
+        """Add the lines of a call; returns the declarations of its memory."""
+        leaves = pytree.flatten(args)[0]
+        call.give_arguments(leaves)
+        call.give_sizes(leaves)
+        name, expected = call.compiled.name, self._expected[call.compiled.name]
+        results = dict(zip(call.parameters.outputs, expected.results, strict=True))
+        declared, arguments, written = [], [], []
+        for parameter in call.parameters.all:
+            own = f"{name}_{parameter.name}_"
+            if parameter.is_by_value:
+                [value] = call.values[parameter]
+                is_float = isinstance(value, ctypes.c_double)
+                arguments.append(value.value.hex() if is_float else f"{value.value}LL")
+                continue
+            size = results[parameter].nbytes if parameter in results else 0
+            if parameter.role == "made":
+                declared.append(f"static const void *{own};")
+                declared.append(f"static int64_t {own}shape[{parameter.type.ndim}];")
+                arguments += [f"(void *)&{own}", f"{own}shape"]
+            else:
+                if parameter.role in ("input", "updated"):
+                    data = call.memory[parameter].array(np.uint8, (-1,)).tobytes()
+                    self.given += data
+                    size = len(data)
+                    lines.append(f"get({own}, {size});")
+                declared.append(f"static int64_t {own}[{size // 8 + 1}];")
+                arguments.append(f"(void *){own}")
+            if parameter in results:
+                written.append(f"put({own}, {size});")
+        given = ", ".join([*arguments, "memory", "sizeof memory", "0"])
+        lines.append(f"status = {name}({given}); put(&status, sizeof status);")
+        lines.append(f"if (status == 0) {{ {' '.join(written)} }}")
+        return declared
+
+    def outcomes(self, printed: bytes) -> dict[str, tuple[int, list[Array]]]:
+        """Read what the program has written: by name the status and the results."""
+        found: dict[str, tuple[int, list[Array]]] = {}
+        at = 0
+        for name, expected in self._expected.items():
+            [status] = np.frombuffer(printed, np.int32, 1, at)
+            at += 4
+            results = []
+            for like in expected.results if status == 0 else ():
+                flat = np.frombuffer(printed, like.dtype, like.size, at)
+                results.append(flat.reshape(like.shape))
+                at += like.nbytes
+            found[name] = int(status), results
+        assert at == len(printed)
+        return found
+
+
+_DRIVER: Final = """\
+#include <stdio.h>
+#include <stdlib.h>
+{}
+
+static int64_t memory[1 << 18];
+
+static void get(void *to, size_t size) {{
+    if (fread(to, 1, size, stdin) != size) abort();
+}}
+
+static void put(const void *from, size_t size) {{ fwrite(from, 1, size, stdout); }}
+
+int main(void) {{
+    int status;
+    {}
+    return 0;
+}}
+"""
 
 
 class _Fenced:

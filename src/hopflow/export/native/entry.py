@@ -169,7 +169,7 @@ class Entry:
         return slot
 
     def _hand_over(self, f: Function, parameter: Parameter, slot: str) -> None:
-        """Tell the caller where an array that the program has made is, and its shape."""
+        """Give the caller the address and the shape of an array that was made."""
         f.do(f"store ptr {f.emit(f'load ptr, ptr {slot}')}, ptr {_argument(parameter)}")
         for axis in range(parameter.type.ndim):
             at = f.emit(f"getelementptr i64, ptr {slot}, i64 {1 + axis}")
