@@ -2,11 +2,13 @@
 too, and what is refused.
 """
 
+import ctypes
 import re
 import runpy
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -288,6 +290,28 @@ def slope() -> Call:
     return exported(hf.value_and_grad(loss), hf.asarray(np.linspace(0, 1, 200)))
 
 
+@in_library
+def asked() -> Call:
+    """Sizes that are computed of numbers, and read from arrays without axes."""
+
+    def f(x: Any, t: float, n: Any) -> Any:
+        k = int(t * 2)
+        y = hf.zeros((k,)) + t
+        rows = hf.broadcast_to(x[0], (n.item(), 2))
+        return y * 2 if t > 0.5 else y, rows, x[:k], x.shape[0] * n
+
+    x = hf.arange(9.0)
+    return exported(f, x, 2.0, hf.asarray(3), dynamic_shapes=True)
+
+
+def test_numbers_are_checked_as_in_python(native: Native) -> None:
+    x, n = hf.arange(9.0), hf.asarray(5)
+    native.check("asked", x, 2.25, n)
+    native.check("asked", x[:5], 2.0, hf.asarray(0))
+    for t, k in ((0.25, n), (7.0, n), (2.0, hf.asarray(-1))):
+        assert native.run("asked", x, t, k).text.startswith("GuardError: ")
+
+
 @pytest.mark.parametrize("name", ["without_axes", "steps", "positive", "slope"])
 def test_bits_are_those_of_the_jitted_program(name: str, native: Native) -> None:
     native.check(name)
@@ -312,6 +336,54 @@ def test_a_size_that_breaks_a_constraint_has_a_status(native: Native) -> None:
     outcome = native.run("halves", x, y)
     assert outcome.status > 0
     assert outcome.text == "GuardError: x.shape[0] >= 1  (declared)"
+
+
+@in_library
+def labelled() -> Call:
+    """A loop that shows its progress in Python, and two calls of a subgraph."""
+
+    @hf.subgraph
+    def inner(x: Any) -> Any:
+        for _ in range(20):
+            x = hf.sin(x) * 2 + hf.sum(x)
+        return hf.cumsum(x)
+
+    def f(x: Any) -> Any:
+        x = hf.fori_loop(0, 9, lambda i, x: x * 0.5 + i, x, progress="halving")
+        return inner(inner(inner(x)))
+
+    return exported(f, hf.asarray(np.linspace(0, 1, 700)))
+
+
+def test_progress_is_not_shown_and_functions_share_the_workspace(
+    native: Native, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = native.run("labelled")
+    assert capsys.readouterr() == ("", "")
+    expected = native.calls["labelled"].program(*native.calls["labelled"].args)
+    assert np.allclose(outcome.results[0], np.asarray(expected), rtol=1e-12)
+
+
+def test_several_threads_may_call_a_function_at_once(native: Native) -> None:
+    def run(k: int) -> list[Array]:
+        return native.run("slope", np.linspace(0, 1 + k / 8, 200)).results
+
+    alone = [run(k) for k in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        for k, results in enumerate(pool.map(run, [*range(8)] * 4)):
+            for x, y in zip(results, alone[k % 8], strict=True):
+                assert x.tobytes() == y.tobytes()
+
+
+def test_too_small_a_workspace_changes_nothing(native: Native) -> None:
+    library, x = native.library.library, np.linspace(0, 1, 200)
+    value, slope, room = np.zeros(1), np.zeros(200), np.zeros(1 << 20, np.uint8)
+    needed = library.slope_workspace()
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (x, value, slope, room)]
+    for size in (0, needed):
+        assert library.slope(*pointers, ctypes.c_int64(size), None) == -2
+    assert library.slope(*pointers, ctypes.c_int64(room.nbytes), None) == 0
+    assert slope.any()
 
 
 # --- errors ---------------------------------------------------------------------------

@@ -39,18 +39,18 @@ def header(
     return "\n\n".join(parts)
 
 
-_FORM: Final = """\
-Arrays are dense and row-major, of the shapes that stand beside them, and must not \
-overlap. A float16 or bfloat16 is given as its bits. Nothing is allocated, and no \
-state is kept: several threads may call a function at once, each with a workspace and \
-results of its own.
-
-A function returns 0, or why it has stopped: then the contents of its results are \
-undefined, and arrays that it reads and writes are as they were."""
-_MADE: Final = """
-
-Arrays whose sizes only a run knows are made in the workspace: they are valid until \
-it is used again."""
+_FORM: Final = (
+    "Arrays are dense and row-major, of the shapes that stand beside them. One that is "
+    "written must not overlap another one. A float16 or bfloat16 is given as its bits. "
+    "Nothing is allocated, and no state is kept: several threads may call a function "
+    "at once, each with a workspace and results of its own.\n\n"
+    "A function returns 0, or why it has stopped: then the contents of its results are "
+    "undefined, and arrays that it reads and writes are as they were."
+)
+_MADE: Final = (
+    "\n\nArrays whose sizes only a run knows are made in the workspace: they are valid "
+    "until it is used again."
+)
 
 
 def _makes(parameters: Parameters) -> bool:
@@ -155,11 +155,10 @@ def _what(parameter: Parameter) -> str:
 
 def _comment(text: str, indent: int = 0) -> str:
     """A text as a comment of C."""
-    plain = text.replace("*/", "* /")
     prefix = " " * indent
     lines = [
         line
-        for paragraph in plain.split("\n")
+        for paragraph in text.replace("*/", "* /").split("\n")
         for line in textwrap.wrap(paragraph, 84 - indent, break_long_words=False)
         or [""]
     ]
