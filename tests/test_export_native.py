@@ -24,6 +24,8 @@ from hopflow.errors import (
     ExportError,
     HopflowError,
 )
+from hopflow.export.native.build import compile_native
+from hopflow.export.native.parameters import c_name
 from hopflow.export.native.targets import TARGETS
 from hopflow.ops import batching
 from hopflow.ops.opdef import OPERATIONS, OpDef
@@ -72,6 +74,13 @@ REFUSED: Final = {
 }
 """Operations that are factorisations, and LAPACK's routine of each."""
 NATIVE: Final = [n for n in OPERATIONS if n not in REFUSED and n != "callback"]
+
+
+def cell(name: str) -> str:
+    """What the table of targets says of an operation."""
+    if name == "callback":
+        return "*refused: it calls Python, which `hf.export` refuses*"
+    return f"*refused: LAPACK's `{REFUSED[name]}`*" if name in REFUSED else "compiled"
 
 
 def operation(op: OpDef) -> Call:
@@ -181,8 +190,11 @@ def test_a_factorisation_is_refused_with_the_operation_and_the_line(
     name: str, tmp_path: Path
 ) -> None:
     program = operation(OPERATIONS[name]).program
-    with pytest.raises(ExportError, match=rf"`{name}` \(.*:\d+\) calls LAPACK's `"):
+    with pytest.raises(
+        ExportError, match=rf"`{name}` \(.*:\d+\) calls (.*), which"
+    ) as e:
         program.to_native(tmp_path)
+    assert cell(name) == f"*refused: {re.search(r'LAPACK.*`', str(e.value))[0]}*"
 
 
 # --- arguments, results, state --------------------------------------------------------
@@ -726,6 +738,14 @@ def test_a_program_never_replaces_a_function_of_the_c_library(tmp_path: Path) ->
     native = program.to_native(tmp_path)
     assert native.name == "sin_"
     assert program.to_native(tmp_path, name="sine").header.name == "sine.h"
+
+
+def test_names_of_functions_within_the_code_are_free() -> None:
+    for name in ("table0", "segment0", "part0", "zeros"):
+        program = exported(twice, A).program
+        compiled = compile_native(program, name, "host")
+        assert {name, f"{name}_workspace"} < read_object(compiled.code).exported
+    assert c_name("hf_gemm_f64") == "n_hf_gemm_f64"
 
 
 def test_a_failing_linker_is_an_error(

@@ -80,7 +80,7 @@ def _define(
 ) -> str:
     """Define the function of the iterations from `%begin` to `%end`, at least one."""
     outer = emitter.f
-    name = outer.module.fresh("part")
+    name = outer.module.fresh("hf.part")
     f = Function(
         outer.module,
         f"internal i64 @{name}(ptr %block, ptr %cells, i64 %begin, i64 %end)",

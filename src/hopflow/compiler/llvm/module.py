@@ -91,9 +91,9 @@ class Module:
     def table(self, words: Sequence[int]) -> str:
         """Define read-only words, and return a new name for them."""
         number = 0
-        while f"table{number}" in self._globals:
+        while f"hf.table{number}" in self._globals:
             number += 1
-        name, content = f"table{number}", ", ".join([f"i64 {w}" for w in words])
+        name, content = f"hf.table{number}", ", ".join([f"i64 {w}" for w in words])
         self._globals[name] = (
             f"@{name} = internal constant [{len(words)} x i64] [{content}]"
         )

@@ -228,6 +228,8 @@ def c_name(text: str) -> str:
     """
     name = identifier(text)
     is_taken = name in _LIBRARY or (name[-1] in "fl" and name[:-1] in _LIBRARY)
+    if name.startswith("hf_"):  # as our own routines
+        name = f"n_{name}"
     return f"{name}_" if is_taken else name
 
 
