@@ -125,7 +125,8 @@ class Driver:
         call.give_sizes(leaves)
         name, expected = call.compiled.name, self._expected[call.compiled.name]
         results = dict(zip(call.parameters.outputs, expected.results, strict=True))
-        declared, arguments, written = [], [], []
+        declared, arguments = [], []
+        sizes: dict[Parameter, tuple[str, int]] = {}
         for parameter in call.parameters.all:
             own = f"{name}_{parameter.name}_"
             if parameter.is_by_value:
@@ -146,8 +147,8 @@ class Driver:
                     lines.append(f"get({own}, {size});")
                 declared.append(f"static int64_t {own}[{size // 8 + 1}];")
                 arguments.append(f"(void *){own}")
-            if parameter in results:
-                written.append(f"put({own}, {size});")
+            sizes[parameter] = own, size
+        written = ["put({}, {});".format(*sizes[p]) for p in results]
         given = ", ".join([*arguments, "memory", "sizeof memory", "0"])
         lines.append(f"status = {name}({given}); put(&status, sizeof status);")
         lines.append(f"if (status == 0) {{ {' '.join(written)} }}")
