@@ -51,6 +51,8 @@ class _Tiles:
     def of(target: CpuTarget, dtype: DType) -> "_Tiles":
         width = target.register_bits // dtype.bits
         lane = register_type(dtype)
+        if target.register_bits == 64:  # no vectors: LLVM makes scalars of pairs
+            return _Tiles(lane, 2, (2, 1), 2, 4)
         if target.register_bits == 256:  # 16 registers: 12 sums, 3 of `b`, 1 of `a`
             return _Tiles(lane, width, (4, 1), 3, 6)
         return _Tiles(lane, width, (8, 4, 1), 3, 8)  # 32 registers

@@ -73,7 +73,8 @@ class CpuTarget(LlvmTarget):
 
     def gang_width(self, loop: For, divergence: Divergence) -> int:
         """Return the lanes of a gang of iterations, or 1 if scalar code is faster."""
-        return gang_width(loop, divergence, self.register_bits)
+        has_vectors = self.register_bits > 64
+        return gang_width(loop, divergence, self.register_bits) if has_vectors else 1
 
     def check(self) -> None:
         """Check that the CPU has the instruction sets that generated code uses.

@@ -123,6 +123,19 @@ class Module:
         for declaration in [d for d in self._globals if f" @{name}(" in d]:
             del self._globals[declaration]
 
+    @property
+    def declarations(self) -> list[str]:
+        """The declarations, for example "double @llvm.fabs.f64(double)"."""
+        return [d for d in self._globals if "(" in d]
+
+    def replace(self, declaration: str, own: str, text: str) -> None:
+        """Call the function `own`, of this text, in place of one that is declared."""
+        del self._globals[declaration]
+        name = declaration[declaration.index("@") : declaration.index("(") + 1]
+        for function, body in self._functions.items():
+            self._functions[function] = body.replace(name, f"@{own}(")
+        self.define(own, text)
+
     def inlined(self, name: str) -> str:
         """Return the attributes of a function that is inlined if few places call it.
 

@@ -12,6 +12,7 @@ from hopflow.compiler.cpu.emit import emit_into
 from hopflow.compiler.cpu.unit import Unit
 from hopflow.compiler.kernel_program.program import equations
 from hopflow.compiler.kernel_program.rewriting import programs
+from hopflow.compiler.llvm.expansions import expand_extrema
 from hopflow.compiler.llvm.module import Module, symbol
 from hopflow.compiler.pipeline import kernels_of, lower
 from hopflow.compiler.reuse import reuse
@@ -144,6 +145,8 @@ def _provide(unit: Unit, program: Program) -> None:
             library.define(module, name, unit.target)
             module.provide(name)
     module.provide(symbol(program.name))
+    if unit.target.is_microcontroller:
+        expand_extrema(module)
 
 
 # --- what native code cannot have -----------------------------------------------------
