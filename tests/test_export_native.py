@@ -185,7 +185,7 @@ def test_an_operation_is_the_same_for_symbolic_sizes(
     outcome = of_operations.run(f"sym_{name}")
     assert outcome.status == 0, outcome.text
     fixed = of_operations.run(f"op_{name}")
-    assert outcome.results
+    assert bool(outcome.results) is (name != "check")
     for x, y in zip(outcome.results, fixed.results, strict=False):
         assert difference(x, y, of_largest=True) <= 2
 
