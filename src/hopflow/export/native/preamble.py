@@ -1,7 +1,7 @@
 """What a call of a C function computes before anything else."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from hopflow import dtypes
 from hopflow.compiler.kernel_program.sizes import at_least
@@ -128,7 +128,12 @@ class Preamble:
         """Return the traps of what is demanded of numbers, where int64 has no room."""
         said = f"GuardError: {text}: int64 cannot hold a number that it depends on"
 
-        def trap(test: Expr, *_: Any) -> None:
+        def trap(
+            test: Expr,
+            kind: str,  # noqa: ARG001
+            detail: str,  # noqa: ARG001
+            values: Sequence[Expr] = (),  # noqa: ARG001
+        ) -> None:
             self._stop(test, "constraint", said)
 
         return trap
