@@ -69,7 +69,8 @@ def check_native(
     operands = [hf.asarray(np.array(x)) for x in values]
     said = ""
     try:
-        results = pytree.flatten(hf.jit(program)(*operands))[0]
+        jitted = hf.jit(program, dynamic=dynamic)
+        results = pytree.flatten(jitted(*operands))[0]
     except ERRORS as error:
         said = f"{type(error).__name__}: {error}"
     if said:

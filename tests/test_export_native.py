@@ -27,7 +27,7 @@ from hopflow.errors import (
 )
 from hopflow.export.native.build import compile_native
 from hopflow.export.native.parameters import c_name
-from hopflow.export.native.targets import TARGETS
+from hopflow.export.native.targets import TARGETS, compiler
 from hopflow.ops import batching
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.testing.native_code import Driver, NativeLibrary, Outcome
@@ -700,7 +700,19 @@ def test_levels_of_x86_give_equal_answers(level: int, tmp_path: Path) -> None:
         assert difference(x, y, of_largest=True) <= 8
 
 
-EMULATED: Final = {"aarch64": "aarch64-linux-gnu", "riscv64": "riscv64-linux-gnu"}
+class Emulated(NamedTuple):
+    """The tools for a machine: those of binutils and gcc by a prefix, and qemu's."""
+
+    prefix: str
+    emulator: str
+
+
+EMULATED: Final = {
+    "aarch64": Emulated("aarch64-linux-gnu-", "qemu-aarch64"),
+    "riscv64": Emulated("riscv64-linux-gnu-", "qemu-riscv64"),
+    # Linux on ARM runs the same instructions, with the same calls.
+    "cortex-m7": Emulated("arm-linux-gnueabihf-", "qemu-arm"),
+}
 
 
 @pytest.mark.slow
@@ -708,8 +720,8 @@ EMULATED: Final = {"aarch64": "aarch64-linux-gnu", "riscv64": "riscv64-linux-gnu
 def test_other_machines_give_equal_answers(
     target: str, tmp_path: Path, native: Native
 ) -> None:
-    compiler, emulator = f"{EMULATED[target]}-gcc", f"qemu-{target}"
-    for tool in (compiler, emulator):
+    prefix, emulator = EMULATED[target]
+    for tool in (f"{prefix}gcc", emulator):
         if shutil.which(tool) is None:
             pytest.skip(f"no {tool} on PATH")
     calls = {name: call.args for name, call in native.calls.items()}
@@ -720,8 +732,12 @@ def test_other_machines_give_equal_answers(
         (tmp_path / f"{name}.o").write_bytes(compiled.code)
     source, main = tmp_path / "main.c", tmp_path / "main"
     source.write_text(driver.source)
-    objects = tmp_path.glob("*.o")
-    printed(compiler, "-static", source, *objects, f"-I{tmp_path}", "-lm", "-o", main)
+    objects = list(tmp_path.glob("*.o"))
+    if target == "cortex-m7":  # the linker would not mix kinds of CPUs
+        for file in objects:
+            printed(f"{prefix}objcopy", "-R", ".ARM.attributes", file)
+    options = f"-I{tmp_path}", "-lm", "-o", main
+    printed(f"{prefix}gcc", "-static", source, *objects, *options)
     ran = subprocess.run([emulator, main], input=driver.given, capture_output=True)
     assert ran.returncode == 0, ran.stderr
     for name, (status, results) in driver.outcomes(ran.stdout).items():
@@ -754,6 +770,11 @@ def test_the_linker_of_ziglang_makes_libraries_without_a_compiler(
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in (np.asarray(A), y)]
     assert library.twice(*pointers, None, ctypes.c_int64(0), None) == 0
     assert y.tolist() == [1.0, 3.0]
+
+
+def test_numbers_are_in_registers_of_floats_on_a_microcontroller() -> None:
+    text = "define double @f(double %x) nounwind { ret double %x }"
+    assert "vmov" not in compiler("cortex-m7").assembly(text)
 
 
 def test_memory_of_microcontrollers_is_what_the_caller_gives(tmp_path: Path) -> None:

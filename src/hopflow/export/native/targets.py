@@ -43,7 +43,10 @@ MACHINES: Final[dict[str, Machine]] = {
         abi="lp64d",
     ),
     "cortex-m7": Machine(
-        "thumbv7em-none-eabihf", "cortex-m7", ("thumb2", "fp-armv8d16"), reloc="static"
+        "thumbv7em-unknown-none-eabihf",
+        "cortex-m7",
+        ("thumb2", "fp-armv8d16"),
+        reloc="static",
     ),
 }
 """By name, the machines besides that of this process."""
