@@ -182,6 +182,14 @@ def test_an_artifact_of_jax_is_written(run: Any) -> None:
     assert twice(np.ones(3, np.float32)).tolist() == [2, 2, 2]
 
 
+@requires("cc")
+def test_native_code_is_written(run: Any) -> None:
+    run("export", "model.py:twice", "--arg", "f32[n]", "-o", "a.hopflow")
+    status, said, _ = run("convert", "a.hopflow", "--to", "native", "-o", "built")
+    assert (status, said) == (0, "built\n")
+    assert Path("built/twice.h").exists()
+
+
 WRONG = {
     "no_such:f": "there is no module `no_such`",
     "no_such.py:f": "there is no file `no_such.py`",

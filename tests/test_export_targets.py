@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from tests.targets import jax, onnx
+from tests.targets import jax, native, onnx
 from tests.targets.calls import CALLS
 
 from hopflow.ops.opdef import OPERATIONS
@@ -16,7 +16,11 @@ from hopflow.testing.requires import requires
 pytestmark = [requires("jax>=0.12", "onnx>=1.23")]
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "export_targets.md"
-TARGETS: Final[dict[str, Any]] = {"ONNX": onnx, "JAX": jax}
+TARGETS: Final[dict[str, Any]] = {
+    "ONNX": onnx,
+    "JAX": jax,
+    "native code": native,
+}
 
 _TOP: Final = """\
 # Operators and targets
@@ -24,13 +28,15 @@ _TOP: Final = """\
 What an exported program becomes elsewhere, for each operation and operator. Each cell
 was run with drawn operands, in all dtypes that the operation has, and gave equal
 answers: integers and booleans exactly, floats up to rounding (see
-[ONNX](export.md#onnx) and [JAX](export.md#jax-and-stablehlo)). `tests/targets/` has the
-calls, `tests/test_export_onnx.py` and `tests/test_export_jax.py` run them, and
-`make tables` writes this page; `property_tests/` has drawn programs of them.
+[ONNX](export.md#onnx), [JAX](export.md#jax-and-stablehlo) and
+[native code](export.md#native-code)). `tests/targets/` has the calls,
+`tests/test_export_onnx.py`, `test_export_jax.py` and `test_export_native.py` run them,
+and `make tables` writes this page; `property_tests/` has drawn programs of them.
 
 The cell of an operation names the operators of ONNX, or the primitives of JAX, that it
 is made of, conversions aside, in its most usual dtype; "composed" is of more than four,
-and "a function" one that the model brings with it.
+and "a function" one that the model brings with it. Native code is compiled as by
+`hf.jit`.
 """
 
 

@@ -101,12 +101,12 @@ def test_segments_compute_the_bits_of_one_function(
     x = hf.asarray(np.linspace(-1, 1, 16, dtype=np.float64).reshape(4, 4))
     whole = hf.jit(f, dynamic=dynamic)
     expected = arrays(whole(x))
-    assert "@segment" not in whole.llvm_ir
+    assert "@hf.segment" not in whole.llvm_ir
     request.getfixturevalue("short_segments")
     divided = hf.jit(f, dynamic=dynamic)
     for got, want in zip(arrays(divided(x)), expected, strict=True):
         np.testing.assert_array_equal(got, want)
-    assert "@segment" in divided.llvm_ir
+    assert "@hf.segment" in divided.llvm_ir
 
 
 @pytest.mark.usefixtures("short_segments")
@@ -151,8 +151,8 @@ def test_only_long_bodies_are_divided() -> None:
 
     long, short = hf.jit(f), hf.jit(chain)
     long(hf.ones(3)), short(hf.ones(3))
-    assert long.llvm_ir.count("define internal i64 @segment") > 1
-    assert "@segment" not in short.llvm_ir
+    assert long.llvm_ir.count("define internal i64 @hf.segment") > 1
+    assert "@hf.segment" not in short.llvm_ir
 
 
 def test_a_segment_names_few_buffers() -> None:
@@ -177,7 +177,7 @@ def defined(f: Any, *args: Any) -> int:
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
         np.testing.assert_array_equal(np.signbit(a), np.signbit(b))
-    return str(jitted.llvm_ir).count("define internal i64 @segment")
+    return str(jitted.llvm_ir).count("define internal i64 @hf.segment")
 
 
 def products(x: Any, count: int) -> Any:
@@ -269,7 +269,7 @@ def test_a_body_of_few_long_loops_is_divided(monkeypatch: pytest.MonkeyPatch) ->
     jitted(hf.zeros((8, 8)), hf.zeros((8, 8)))
     loops = re.findall("^    for", jitted.loop_ir, re.MULTILINE)
     assert len(loops) < 20  # for rows of products are merged
-    assert "@segment" in jitted.llvm_ir
+    assert "@hf.segment" in jitted.llvm_ir
 
 
 def test_statements_of_long_expressions_make_a_long_body() -> None:

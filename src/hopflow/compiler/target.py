@@ -14,6 +14,11 @@ class Target(Protocol):
     kind of target has what only its emitter needs.
     """
 
+    @property
+    def has_threads(self) -> bool:
+        """Whether loops may run on several threads."""
+        ...
+
     def vector_width(
         self, dtype: DType, *, reduces: bool = False, narrow: bool = False
     ) -> int:

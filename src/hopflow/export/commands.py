@@ -380,6 +380,7 @@ def _convert(options: Options) -> int:
 TARGETS: Final[Mapping[str, Callable[[ExportedProgram, Path], Any]]] = {
     "onnx": ExportedProgram.to_onnx,
     "stablehlo": ExportedProgram.to_stablehlo,
+    "native": ExportedProgram.to_native,
 }
 
 

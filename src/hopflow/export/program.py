@@ -13,13 +13,16 @@ import numpy as np
 from hopflow import pytree
 from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.entries import entry
-from hopflow.errors import ArgumentTypeError, StructureError
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, StructureError
 from hopflow.export.diff import Difference, differences
 from hopflow.export.document import Document, structure_of, write_document
 from hopflow.export.files import write_file
 from hopflow.export.jax.frames import ASSERTS as JAX_ASSERTS
 from hopflow.export.jax.frames import Asserts as JaxAsserts
 from hopflow.export.jax.function import JaxFunction, to_artifact, to_function
+from hopflow.export.native.build import NativeCode, to_native
+from hopflow.export.native.parameters import c_name
+from hopflow.export.native.targets import HOST, TARGETS
 from hopflow.export.onnx.model import ASSERTS, Asserts, save_model, to_model
 from hopflow.export.signature import Signature, signature_of
 from hopflow.graph.core import Graph, SourceLine
@@ -368,11 +371,59 @@ class ExportedProgram:
             Path(path).write_bytes(artifact)
         return artifact
 
+    @entry
+    @deep_recursion()
+    def to_native(
+        self,
+        folder: str | PathLike[str],
+        *,
+        name: str | None = None,
+        target: str = HOST,
+    ) -> NativeCode:
+        """The program as native code with a C header, which runs where Python is not.
 
-def _check_path(name: str, path: Any) -> None:
+        It is one C function, of the sizes, the arguments and the results, which
+        allocates nothing and keeps no state. What the program holds is part of the
+        code. See docs/export.md for the function and those beside it.
+
+            >>> program = hf.export(scale, (x, 2.0))  # doctest: +SKIP
+            >>> program.to_native("build").header.name  # doctest: +SKIP
+            'scale.h'
+
+        Args:
+            folder: Where to write: `<name>.h`, the object code `<name>.o`, a shared
+                library where a linker for the target is here (a C compiler of the
+                system, or the package `ziglang`), `<name>Config.cmake` and `<name>.pc`.
+            name: Of the C function and the files; None: that of the program.
+            target: "host", which may use all that the CPU of this machine has;
+                "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64" and "riscv64" for
+                Linux; "cortex-m7" for microcontrollers without a system.
+
+        Returns:
+            Where the files are.
+
+        Raises:
+            ExportError: native code cannot have an operation; the message names it and
+                the user's line. Or linking fails.
+            ArgumentTypeError, ArgumentValueError: an argument is of another kind, or
+                `name` is no identifier of C, or means something else there.
+            OSError: a file cannot be written.
+        """
+        _check_path("to_native", folder, "folder")
+        one_of("to_native", "target", target, TARGETS)
+        own = c_name(self.__name__)
+        if name is not None and (not isinstance(name, str) or c_name(name) != name):
+            raise ArgumentValueError(
+                f"to_native: `name` must be an identifier that C does not use itself, "
+                f"and is {name!r}."
+            )
+        return to_native(self, folder, name or own, target)
+
+
+def _check_path(name: str, path: Any, argument: str = "path") -> None:
     if not isinstance(path, str | PathLike):
         raise ArgumentTypeError(
-            f"{name}: `path` must be a path, and is `{type(path).__name__}`."
+            f"{name}: `{argument}` must be a path, and is `{type(path).__name__}`."
         )
 
 

@@ -109,6 +109,8 @@ def _gpu() -> str | None:
 TOOLS: dict[str, Callable[[], str | None]] = {
     "browser": _executable("chromium", "chromium-browser", "google-chrome", "firefox"),
     "cc": _executable("cc", "gcc", "clang"),
+    "cmake": _executable("cmake"),
     "gpu": _gpu,
+    "pkg-config": _executable("pkg-config"),
     "ptxas": _executable("ptxas"),
 }

@@ -42,8 +42,11 @@ from hopflow.ops.opdef import MOST_BYTES
 
 ON_STACK: Final = 4096
 """An arena of at most this many bytes is on the stack."""
+ON_SMALL_STACK: Final = 256
+"""The same of microcontrollers, whose stacks have a few thousand bytes."""
 EMBEDDED: Final = 1024
-"""Constants of at most this many bytes are part of the code."""
+"""Constants of at most this many bytes are part of the code, which is loaded as a
+whole. All are, where the linker takes addresses from nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,22 @@ def emit(
     `compiler.cpu.guarded`.
     """
     unit = Unit(Module(), target, guarded)
+    emit_into(unit, program, arena)
+    symbols = frozenset(unit.module.symbols)
+    return Emission(symbol(program.name), unit.module.text, symbols, unit.constants)
+
+
+def emit_into(unit: Unit, program: Program, arena: ArenaPlan) -> None:
+    """Define the entry of `program`, and the functions that it calls, in a module."""
     for function in walk.functions(program):
         _FunctionEmitter(function, unit, reuse(function)).emit()
     _EntryEmitter(program, unit, arena).emit()
-    symbols = frozenset(unit.module.symbols)
-    return Emission(symbol(program.name), unit.module.text, symbols, unit.constants)
+
+
+def is_on_stack(arena: ArenaPlan, target: CpuTarget) -> bool:
+    """Return whether the memory of an arena is on the stack."""
+    most = ON_SMALL_STACK if target.is_microcontroller else ON_STACK
+    return arena.total.is_const and arena.total.attr <= most
 
 
 class _FunctionEmitter:
@@ -94,6 +108,7 @@ class _FunctionEmitter:
         self.statements = list(walk.statements(program.body))
         self.allocated = walk.allocated(program.body)
         self._heap: list[str] = []  # slots of the addresses of heap memory
+        self._mark = ""  # of the heap, at the start of the function
 
     def emit(self) -> None:
         f = self.f
@@ -136,7 +151,7 @@ class _FunctionEmitter:
             assert buffer.data is not None
             data = np.ascontiguousarray(buffer.data)
             name = f"{self.name}.data.{number}"
-            if data.nbytes <= EMBEDDED:
+            if data.nbytes <= EMBEDDED or self.unit.target.freestanding:
                 self.unit.module.data(name, data.tobytes() or b"\0")
             else:
                 self.unit.module.external_data(name)
@@ -146,6 +161,7 @@ class _FunctionEmitter:
     def _allocate(self) -> None:
         """Allocate the arena, and place the buffers in it."""
         f, values, arena = self.f, self.emitter.values, self.arena
+        self._mark = self.unit.heap.mark(f)
         swapped = {
             b for s in self.statements if isinstance(s, Swap) for b in (s.a, s.b)
         }
@@ -190,7 +206,7 @@ class _FunctionEmitter:
 
     def _arena_base(self, total: Expr) -> str:
         f = self.f
-        if total.is_const and total.attr <= ON_STACK:
+        if is_on_stack(self.arena, self.unit.target):
             return f.slot(f"[{total.attr} x i8]", "arena", ALIGNMENT)
         size = self.emitter.values.value(total)
         rounded = f.emit(f"add i64 {size}, {ALIGNMENT}")
@@ -201,7 +217,7 @@ class _FunctionEmitter:
         f = self.f
         slot = f.early_slot("ptr", "heap", "null")
         self._heap.append(slot)
-        base = self.emitter.allocate(size)
+        base = self.unit.heap.allocate(f, size)
         f.do(f"store ptr {base}, ptr {slot}")
         self.emitter.no_memory_if(f.emit(f"icmp eq ptr {base}, null"))
         return base
@@ -211,7 +227,8 @@ class _FunctionEmitter:
         f = self.f
         f.start("exit")
         for slot in (*self._heap, *map(self.memory.slot, self.emitter.capacities)):
-            self.emitter.free(f.emit(f"load ptr, ptr {slot}"))
+            self.unit.heap.free(f, f.emit(f"load ptr, ptr {slot}"))
+        self.unit.heap.release(f, self._mark)
         status = f.emit(f"load i64, ptr {self.emitter.status}")
         f.do(f"ret i64 {status}")
 
@@ -241,7 +258,8 @@ class _EntryEmitter(_FunctionEmitter):
 
     def _parameters(self) -> None:
         f, program = self.f, self.program
-        if any(site.kind == "progress" for site in program.sites):
+        has_ticks = any(site.kind == "progress" for site in program.sites)
+        if has_ticks and not self.unit.target.freestanding:
             host_calls.start_ticks(f, len(program.sites))
         position = HEADER
         for var in program.sizes:
@@ -263,6 +281,9 @@ class _EntryEmitter(_FunctionEmitter):
         first.
         """
         f, cost = self.f, self.emitter.cost
+        if self.unit.target.freestanding:
+            f.branch("start")
+            return
         is_bounded = not cost.unbounded and self._is_known(cost)
         if is_bounded and not cost.terms and cost.fixed < RELEASE:
             f.branch("start")

@@ -50,7 +50,7 @@ class CpuEmitter(Emitter):
         self.first_site = ""  # the register with the number of a function's first site
         self.may_stop = False  # whether the code may leave the program early
         self.polls = False  # whether the code polls
-        self.may_poll = True
+        self.may_poll = not unit.target.freestanding
         self.has_block = False  # whether the function has the program's block
         self._fuel = ""
         self._ticks: dict[int, str] = {}
@@ -98,7 +98,7 @@ class CpuEmitter(Emitter):
     def count(self, cost: Cost) -> None:
         """Add the cost of code that does not poll; it brings the next poll nearer."""
         self.cost.add(cost)
-        if self._depth and cost.terms:
+        if self._depth and cost.terms and not self.unit.target.freestanding:
             with self.values.scope():
                 self._burn(self.values.value(Cost(0, cost.terms).total))
 
@@ -273,13 +273,14 @@ class CpuEmitter(Emitter):
         size = f.emit(f"select i1 {more}, i64 {double}, i64 {size}")
         old = self.memory.pointer(s.buffer)
         # With these capacities there is nothing to free if this fails.
+        heap = self.unit.heap
         if s.keeps:
-            new = self.reallocate(old, size)
+            new = heap.reallocate(f, old, capacity, size)
             # If it fails, the old memory stays, and is freed at the exit.
             self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))
         else:
-            self.free(old)
-            new = self.allocate(size)
+            heap.free(f, old)
+            new = heap.allocate(f, size)
         self.memory.move(s.buffer, new)
         f.do(f"store i64 {size}, ptr {slot}")
         self.no_memory_if(f.emit(f"icmp eq ptr {new}, null"))
@@ -320,34 +321,3 @@ class CpuEmitter(Emitter):
         if self.unit.guarded:
             return whole
         return f.emit(f"call i64 @llvm.smax.i64(i64 {whole}, i64 {multiple})")
-
-    # --- the heap
-
-    def allocate(self, size: str) -> str:
-        """Return a register with the address of `size` bytes, a multiple of
-        `ALIGNMENT`.
-
-        It is null if there is no memory. Guarded memory ends with its last byte, and so
-        may begin at any address.
-        """
-        f = self.f
-        if self.unit.guarded:
-            f.module.external("ptr @hf_guarded_alloc(i64)")
-            return f.emit(f"call ptr @hf_guarded_alloc(i64 {size})")
-        f.module.external("ptr @aligned_alloc(i64, i64)")
-        return f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {size})")
-
-    def reallocate(self, pointer: str, size: str) -> str:
-        """Return memory as `allocate` does, with the contents of `pointer`.
-
-        It frees `pointer`, which may be null.
-        """
-        name = "hf_guarded_realloc" if self.unit.guarded else "realloc"
-        self.f.module.external(f"ptr @{name}(ptr, i64)")
-        return self.f.emit(f"call ptr @{name}(ptr {pointer}, i64 {size})")
-
-    def free(self, pointer: str) -> None:
-        """Free memory of `allocate` or `reallocate`; `pointer` may be null."""
-        name = "hf_guarded_free" if self.unit.guarded else "free"
-        self.f.module.external(f"void @{name}(ptr)")
-        self.f.do(f"call void @{name}(ptr {pointer})")

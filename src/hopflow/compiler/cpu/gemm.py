@@ -51,6 +51,8 @@ class _Tiles:
     def of(target: CpuTarget, dtype: DType) -> "_Tiles":
         width = target.register_bits // dtype.bits
         lane = register_type(dtype)
+        if target.register_bits == 64:  # no vectors: LLVM makes scalars of pairs
+            return _Tiles(lane, 2, (2, 1), 2, 4)
         if target.register_bits == 256:  # 16 registers: 12 sums, 3 of `b`, 1 of `a`
             return _Tiles(lane, width, (4, 1), 3, 6)
         return _Tiles(lane, width, (8, 4, 1), 3, 8)  # 32 registers
@@ -374,7 +376,7 @@ def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
     For each of `count` rows of the panel it adds the product with a column of `a`: to
     zero if `begins`, else to `out`.
     """
-    name = f"tile.{height}.{vectors}"
+    name = f"tile.{height}.{vectors}.{tiles.lane}"
     if module.has_function(name):
         return name
     lane, width = tiles.lane, tiles.width if vectors else 1
@@ -438,7 +440,7 @@ def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
 
 def _dots(module: Module, tiles: _Tiles, height: int) -> str:
     """Define the function of the products of some rows with a vector."""
-    name = f"dots.{height}"
+    name = f"dots.{height}.{tiles.lane}"
     if module.has_function(name):
         return name
     lane, width = tiles.lane, tiles.width

@@ -45,8 +45,11 @@ def emit(emitter: CpuEmitter, s: HostCall) -> None:
 def emit_tick(emitter: CpuEmitter, s: Tick) -> None:
     """Emit a countdown by the cost of the code before it in a step, and a call at zero.
 
-    A step that polls may take any time, and reads the clock each time.
+    A step that polls may take any time, and reads the clock each time. Where there is
+    no Python, nothing is reported.
     """
+    if emitter.unit.target.freestanding:
+        return
     f, values = emitter.f, emitter.values
     done, total = values.value(s.done), values.value(s.total)
     fuel = emitter.ticks(s.site)

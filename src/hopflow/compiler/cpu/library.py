@@ -28,9 +28,21 @@ def address(name: str, target: CpuTarget) -> int:
 
 @once
 def _compiled(name: str, target: CpuTarget) -> Linked:
+    module = Module()
+    define(module, name, target)
+    text = module.text
+    symbols = {
+        symbol: c_symbols().get(symbol) or blas.fortran(symbol)
+        for symbol in module.symbols
+    }
+    code = shared_code(text, target)
+    return link(code, [name], always_linked() | symbols, target)
+
+
+def define(module: Module, name: str, target: CpuTarget) -> None:
+    """Define a function of `address` in a module."""
     routine, _, short = name.removeprefix("hf_").rpartition("_")
     dtype = dtypes.as_dtype(short)
-    module = Module()
     if routine.startswith("far_"):
         expressions.define_far(module, name, routine.removeprefix("far_"), dtype)
     elif routine in ("argsort", "top_order"):
@@ -39,10 +51,3 @@ def _compiled(name: str, target: CpuTarget) -> Linked:
         gemm.define(module, name, ROUTINES[routine], dtype, target)
     else:
         lapack.define(module, name, ROUTINES[routine], dtype, target)
-    text = module.text
-    symbols = {
-        symbol: c_symbols().get(symbol) or blas.fortran(symbol)
-        for symbol in module.symbols
-    }
-    code = shared_code(text, target)
-    return link(code, [name], always_linked() | symbols, target)

@@ -80,7 +80,7 @@ def _define(
 ) -> str:
     """Define the function of the iterations from `%begin` to `%end`, at least one."""
     outer = emitter.f
-    name = outer.module.fresh("part")
+    name = outer.module.fresh("hf.part")
     f = Function(
         outer.module,
         f"internal i64 @{name}(ptr %block, ptr %cells, i64 %begin, i64 %end)",
@@ -105,7 +105,7 @@ def _define(
     inner.finish()
     f.start("exit")
     for slot in slots:
-        inner.free(f.emit(f"load ptr, ptr {slot}"))
+        inner.unit.heap.free(f, f.emit(f"load ptr, ptr {slot}"))
     f.do(f"ret i64 {f.emit(f'load i64, ptr {inner.status}')}")
     outer.module.define(name, f.text)
     return name
@@ -119,7 +119,7 @@ def _allocate(inner: CpuEmitter, s: For, private: list[Buffer]) -> list[str]:
     }
     slots = [f.early_slot("ptr", "own", "null") for _ in private]
     for buffer, slot in zip(private, slots, strict=True):
-        pointer = inner.allocate(inner.allocation(buffer))
+        pointer = inner.unit.heap.allocate(f, inner.allocation(buffer))
         f.do(f"store ptr {pointer}, ptr {slot}")
         inner.no_memory_if(f.emit(f"icmp eq ptr {pointer}, null"))
         if buffer in swapped:

@@ -285,7 +285,7 @@ class _Segment:
     def define(self, body: Callable[[CpuEmitter], None]) -> None:
         """Define the function; `body` emits its statements."""
         outer = self.emitter
-        self.name = outer.f.module.fresh("segment")
+        self.name = outer.f.module.fresh("hf.segment")
         passed_ = [f"{passed.type_} %given{k}" for k, passed in enumerate(self.passed)]
         slots = [f"%slot{k}" for k in range(len(self.shared))]
         parameters = ", ".join(["ptr %block", *passed_, *(f"ptr {s}" for s in slots)])

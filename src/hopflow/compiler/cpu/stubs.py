@@ -22,6 +22,9 @@ JOB: Final = 6  # in the leading thread the job of the parallel loop that it run
 HOST: Final = 7  # the callable of a `HostCall`
 TOLD: Final = 8  # two words for each site: the time of its report, and whether an end
 HEADER: Final = 9  # the number of words before the parameters
+# The first two words of a program that is not called from Python.
+WORKSPACE: Final = 0  # the address of the memory that is free
+ROOM: Final = 1  # the number of its bytes
 
 # The status of a program that is neither 0 nor, from 1 on, `site + 1` of a trap.
 INTERRUPTED: Final = -1

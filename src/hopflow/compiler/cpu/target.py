@@ -25,14 +25,34 @@ the CPU overlaps iterations by itself, and wider code only takes longer to compi
 
 @dataclass(frozen=True, slots=True)
 class CpuTarget(LlvmTarget):
-    """A CPU, with the properties that the schedule and the emitter need."""
+    """A CPU, with the properties that the schedule and the emitter need.
+
+    freestanding   whether programs run without Python and without an operating system:
+                   on the thread of the caller, without polls, and in memory that the
+                   caller gives
+    """
+
+    freestanding: bool = False
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether loops may run on several threads."""
+        return not self.freestanding
+
+    @property
+    def is_microcontroller(self) -> bool:
+        """Whether the CPU is a Cortex-M, whose stack is small."""
+        return self.triple.startswith("thumb")
 
     @property
     def register_bits(self) -> int:
-        """The bits of the widest vector register."""
+        """The bits of the widest register: of a vector, or of a scalar float64."""
         if self.has("avx512f"):
             return 512
-        return 256 if self.has("avx2") else 128
+        if self.has("avx2"):
+            return 256
+        is_scalar = self.is_microcontroller or self.triple.startswith("riscv")
+        return 64 if is_scalar else 128
 
     @property
     def has_masks(self) -> bool:
@@ -53,7 +73,8 @@ class CpuTarget(LlvmTarget):
 
     def gang_width(self, loop: For, divergence: Divergence) -> int:
         """Return the lanes of a gang of iterations, or 1 if scalar code is faster."""
-        return gang_width(loop, divergence, self.register_bits)
+        has_vectors = self.register_bits > 64
+        return gang_width(loop, divergence, self.register_bits) if has_vectors else 1
 
     def check(self) -> None:
         """Check that the CPU has the instruction sets that generated code uses.

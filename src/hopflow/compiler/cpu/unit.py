@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from hopflow.compiler.cpu.cost import Cost
+from hopflow.compiler.cpu.heap import GuardedHeap, Heap, Workspace
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
 from hopflow.loop_ir.program import Stmt
@@ -28,6 +29,7 @@ class Unit:
     functions   the functions that are complete, by name
     constants   the data of large "constant" buffers, whose addresses the linker needs
     lengths     the approximate code size of statements, a memo table of `segments`
+    heap        where memory comes from whose size only the run knows
     """
 
     module: Module
@@ -36,3 +38,10 @@ class Unit:
     functions: dict[str, Callee] = field(default_factory=dict)
     constants: Constants = field(default_factory=dict)
     lengths: dict[Stmt, int] = field(default_factory=dict)
+    heap: Heap = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.target.freestanding:
+            self.heap = Workspace()
+        else:
+            self.heap = GuardedHeap() if self.guarded else Heap()

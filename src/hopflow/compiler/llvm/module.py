@@ -71,19 +71,29 @@ class Module:
         self.symbols.add(name)
         self._globals[name] = f"@{name} = external global i8"
 
-    def data(self, name: str, content: bytes) -> None:
-        """Define read-only data that is aligned for any vector."""
-        escaped = "".join(f"\\{byte:02X}" for byte in content)
+    def data(self, name: str, content: bytes, *, is_exported: bool = False) -> None:
+        """Define read-only data that is aligned for any vector.
+
+        Args:
+            is_exported: Whether other modules see its name.
+        """
+        escaped = content.hex("\\")
+        kind = "" if is_exported else "internal "
         self._globals[name] = (
-            f'@{name} = internal constant [{len(content)} x i8] c"{escaped}", align 64'
+            f'@{name} = {kind}constant [{len(content)} x i8] c"\\{escaped}", align 64'
         )
+
+    def constant(self, name: str, content: str) -> str:
+        """Define a constant, for example "[1 x ptr] [ptr @x]"; return its address."""
+        self._globals[name] = f"@{name} = internal constant {content}"
+        return f"@{name}"
 
     def table(self, words: Sequence[int]) -> str:
         """Define read-only words, and return a new name for them."""
         number = 0
-        while f"table{number}" in self._globals:
+        while f"hf.table{number}" in self._globals:
             number += 1
-        name, content = f"table{number}", ", ".join([f"i64 {w}" for w in words])
+        name, content = f"hf.table{number}", ", ".join([f"i64 {w}" for w in words])
         self._globals[name] = (
             f"@{name} = internal constant [{len(words)} x i64] [{content}]"
         )
@@ -103,6 +113,28 @@ class Module:
     def define(self, name: str, text: str) -> None:
         """Add the text of a function, or "" to reserve its name."""
         self._functions[name] = text
+
+    def provide(self, name: str) -> None:
+        """Take a function that is defined here for one that `external` has declared,
+        and hide it from other modules."""
+        self.symbols.discard(name)
+        text = self._functions[name].removeprefix("define ")
+        self._functions[name] = f"define internal {text}"
+        for declaration in [d for d in self._globals if f" @{name}(" in d]:
+            del self._globals[declaration]
+
+    @property
+    def declarations(self) -> list[str]:
+        """The declarations, for example "double @llvm.fabs.f64(double)"."""
+        return [d for d in self._globals if "(" in d]
+
+    def replace(self, declaration: str, own: str, text: str) -> None:
+        """Call the function `own`, of this text, in place of one that is declared."""
+        del self._globals[declaration]
+        name = declaration[declaration.index("@") : declaration.index("(") + 1]
+        for function, body in self._functions.items():
+            self._functions[function] = body.replace(name, f"@{own}(")
+        self.define(own, text)
 
     def inlined(self, name: str) -> str:
         """Return the attributes of a function that is inlined if few places call it.

@@ -21,9 +21,9 @@ LARGE = 1 << 18
 """Bytes of arrays that do not stay in the caches from one step to the next."""
 
 
-def move_steps_inside(program: Program, _target: Target) -> None:
+def move_steps_inside(program: Program, target: Target) -> None:
     """Interchange such loops of a program, in place."""
-    _exchange(program.body, THREADS)
+    _exchange(program.body, THREADS if target.has_threads else SERIAL)
 
 
 def _exchange(body: list[Stmt], binding: Binding) -> None:

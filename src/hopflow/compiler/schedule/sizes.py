@@ -14,8 +14,10 @@ from hopflow import dtypes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.ops import scalar
+from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.ranges import INT64, ValueRange
-from hopflow.symbolic.size import Size, Symbol, evaluate
+from hopflow.symbolic.size import Size, Symbol, SymInt
+from hopflow.symbolic.terms import compute
 
 
 class Trapping(Protocol):
@@ -32,17 +34,54 @@ def computed(size: Size, value: Callable[[Symbol], Expr], trap: Trapping) -> Exp
     Each operation that may overflow, divide by zero, or round a float that does not fit
     64 bits, is preceded by a trap, unless ranges prove that it is not needed.
     """
+    if not isinstance(size, SymInt):
+        return e.index(size)
+    result: _Number = _evaluated(size.expression, value, trap)
+    return result.expr
+
+
+def computed_condition(
+    condition: SymBool, value: Callable[[Symbol], Expr], trap: Trapping
+) -> Expr:
+    """Return a condition on symbols, as `computed` does a size."""
+    if condition.op in ("and", "or", "not"):
+        parts = [computed_condition(part, value, trap) for part in condition.args]
+        if condition.op == "not":
+            return scalar.negate(parts[0])
+        return reduce(scalar.both if condition.op == "and" else scalar.either, parts)
+    left, right = (
+        side if isinstance(side, int) else _evaluated(side, value, trap)
+        for side in condition.args
+    )
+    assert not isinstance(left, int)
+    op = _RELATIONS[condition.op.rstrip(".")]
+    if condition.op.endswith("."):
+        return e.compare(op, _f64(left), _f64(right))
+    if right not in INT64:  # `left` is on one side of it
+        is_below = {"le": right > 0, "ge": right < 0, "eq": False, "ne": True}
+        return scalar.true() if is_below[op] else scalar.false()
+    return e.compare(op, left.expr, e.index(right))
+
+
+_RELATIONS: Final = {"<": "lt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne"}
+
+
+def _evaluated(operand: Any, value: Callable[[Symbol], Expr], trap: Trapping) -> Any:
+    """Return an integer as a `_Number`, and a float as an expression or a float."""
     arithmetic = _Arithmetic(trap)
     operations = {
         name: partial(operation, arithmetic) for name, operation in _OPERATIONS.items()
     }
-    result: _Number = evaluate(
-        size,
-        lambda s: _Number(arithmetic, value(s), s.range & INT64),
+
+    def symbol(s: Symbol) -> Any:
+        return value(s) if s.real else _Number(arithmetic, value(s), s.range & INT64)
+
+    return compute(
+        operand,
+        symbol,
         lambda n: _Number(arithmetic, e.index(n), ValueRange.point(n)),
         operations,
     )
-    return result.expr
 
 
 @dataclass(slots=True)
@@ -118,7 +157,7 @@ def _fits_int64(bounds: ValueRange) -> bool:
 
 def _f64(x: Any) -> Expr:
     """Return an operand of a float operation: an integer, a constant, or a float."""
-    if isinstance(x, float):
+    if isinstance(x, int | float):
         return e.const(x, dtypes.float64)
     return e.cast(x.expr if isinstance(x, _Number) else x, dtypes.float64)
 

@@ -46,9 +46,10 @@ _SHARED = (Allocate, Barrier, HostCall, Invoke)
 """Statements that access memory which iterations share."""
 
 
-def bind_threads(program: Program, _target: Target) -> None:
-    """Bind such loops of a program, in place."""
-    _bind(program.body, cache(lambda: uses(program.body)))
+def bind_threads(program: Program, target: Target) -> None:
+    """Bind such loops of a program, in place, if the target has threads."""
+    if target.has_threads:
+        _bind(program.body, cache(lambda: uses(program.body)))
 
 
 def _bind(body: list[Stmt], named: Callable[[], Counter[Buffer]]) -> None:

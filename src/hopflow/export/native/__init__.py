@@ -1,0 +1,1 @@
+"""Exported programs as object code, with a C header: see `model`."""
