@@ -45,6 +45,11 @@ class CpuTarget(LlvmTarget):
         return self.triple.startswith("thumb")
 
     @property
+    def is_wasm(self) -> bool:
+        """Whether the code is that of WebAssembly."""
+        return self.triple.startswith("wasm")
+
+    @property
     def register_bits(self) -> int:
         """The bits of the widest register: of a vector, or of a scalar float64."""
         if self.has("avx512f"):
