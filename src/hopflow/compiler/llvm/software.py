@@ -238,7 +238,8 @@ entry:  ; the significand, the power of two that it is multiplied by, and the si
   ret {i64, i32, i64} %r2
 }
 
-define internal double @hf.fma.exact(double %a, double %b, double %c) noinline nounwind {
+define internal double @hf.fma.exact(double %a, double %b, double %c)
+    noinline nounwind {
 entry:
   %product = fmul double %a, %b
   %plain = fadd double %product, %c
@@ -440,7 +441,7 @@ def _narrowed(name: str, width: int) -> str:
 # --- products of 128 bits -------------------------------------------------------------
 
 _PRODUCT: Final = """
-define hidden void @__multi3(ptr %out, i64 %x, i64 %xh, i64 %y, i64 %yh) nounwind {
+define weak hidden void @__multi3(ptr %out, i64 %x, i64 %xh, i64 %y, i64 %yh) nounwind {
 entry:  ; what LLVM calls for a product of 128 bits, by four of 64
   %x0 = and i64 %x, 4294967295
   %x1 = lshr i64 %x, 32

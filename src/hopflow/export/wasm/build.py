@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from hopflow.export.native.build import compile_native
-from hopflow.export.native.entry import shaped
-from hopflow.export.native.parameters import Exported, Parameters
+from hopflow.export.native.parameters import Exported
 from hopflow.export.native.targets import WASM
-from hopflow.export.wasm.interface import as_script, declarations, interface
+from hopflow.export.wasm.interface import (
+    as_script,
+    declarations,
+    interface,
+    symbols,
+)
 from hopflow.export.wasm.link import link
 
 
@@ -37,18 +41,6 @@ class WasmCode:
     page: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Linked:
-    """A program that is linked, and not written to files yet.
-
-    data    what `interface` says of it
-    """
-
-    module: bytes
-    data: dict[str, Any]
-    parameters: Parameters
-
-
 def to_wasm(program: Exported, folder: str | PathLike[str], name: str) -> WasmCode:
     """Write the files of a program; see `ExportedProgram.to_wasm`.
 
@@ -57,7 +49,9 @@ def to_wasm(program: Exported, folder: str | PathLike[str], name: str) -> WasmCo
             fails.
         OSError: a file cannot be written.
     """
-    linked = link_program(program, name)
+    compiled = compile_native(program, name, WASM)
+    module = link([compiled.code], symbols(compiled))
+    data = interface(program, compiled)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     found = WasmCode(
@@ -68,30 +62,13 @@ def to_wasm(program: Exported, folder: str | PathLike[str], name: str) -> WasmCo
         place / "index.html",
     )
     title = f"{name}: exported by hopflow {version('hopflow')}"
-    text = script(linked.data)
-    found.module.write_bytes(linked.module)
+    text = script(data)
+    types = declarations(title, data, compiled.parameters)
+    found.module.write_bytes(module)
     found.script.write_text(f"// {title}.\n\n{text}", encoding="utf-8")
-    found.types.write_text(
-        declarations(title, linked.data, linked.parameters), encoding="utf-8"
-    )
-    found.page.write_text(page(name, text, linked.module), encoding="utf-8")
+    found.types.write_text(types, encoding="utf-8")
+    found.page.write_text(page(name, text, module), encoding="utf-8")
     return found
-
-
-def link_program(program: Exported, name: str) -> Linked:
-    """Compile and link a program, with the functions beside it.
-
-    Raises:
-        ExportError: WebAssembly cannot have an operation, there is no linker, or it
-            fails.
-    """
-    compiled = compile_native(program, name, WASM)
-    data = interface(name, program, compiled.parameters)
-    exports = [name, f"{name}_workspace", f"{name}_error_text"]
-    if shaped(compiled.parameters):
-        exports.append(f"{name}_sizes")
-    module = link(compiled.code, [*exports, *data["initial"].values()])
-    return Linked(module, data, compiled.parameters)
 
 
 def script(data: dict[str, Any]) -> str:

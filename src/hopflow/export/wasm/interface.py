@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from hopflow import dtypes
+from hopflow.export.native.build import Compiled
 from hopflow.export.native.entry import shaped
 from hopflow.export.native.parameters import Exported, Parameter, Parameters
 from hopflow.export.sizes import SymbolWriter
@@ -13,12 +14,28 @@ from hopflow.graph.module import Source
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
 
 
-def interface(name: str, program: Exported, parameters: Parameters) -> dict[str, Any]:
+def symbols(compiled: Compiled) -> list[str]:
+    """The names in the object code that JavaScript uses."""
+    name, parameters = compiled.name, compiled.parameters
+    found = [name, f"{name}_workspace", f"{name}_error_text"]
+    if shaped(parameters):
+        found.append(f"{name}_sizes")
+    return [*found, *_initial(compiled).values()]
+
+
+def _initial(compiled: Compiled) -> dict[str, str]:
+    """By parameter, the data that state begins with."""
+    held = compiled.parameters.initial
+    return {p.name: f"{compiled.name}_{p.name}_initial" for p in held}
+
+
+def interface(program: Exported, compiled: Compiled) -> dict[str, Any]:
     """The parameters of the function of a program, as data.
 
     A size is a number, the name of a parameter, or an operation on sizes; None: it
     depends on what JavaScript does not know before the call.
     """
+    parameters = compiled.parameters
     given = {
         symbol: source.name
         for symbol, source in parameters.symbols.items()
@@ -48,10 +65,10 @@ def interface(name: str, program: Exported, parameters: Parameters) -> dict[str,
         for p in parameters.all
     ]
     return {
-        "name": name,
+        "name": compiled.name,
         "parameters": rows,
         "sources": dict(_sources(program, parameters, given)),
-        "initial": {p.name: f"{name}_{p.name}_initial" for p in parameters.initial},
+        "initial": _initial(compiled),
     }
 
 
@@ -104,7 +121,7 @@ _ARRAYS: Final = {
 
 def declarations(title: str, data: dict[str, Any], parameters: Parameters) -> str:
     """The TypeScript declarations of the module `<name>.mjs`."""
-    held = [p for p in parameters.initial]
+    held = list(parameters.initial)
     taken = [p for p in parameters.all if p.role in ("input", "updated", "number")]
     arguments = [_member(p, _argument_type(p)) for p in taken if p not in held]
     arguments += [

@@ -17,16 +17,18 @@ _STACK: Final = 1 << 20
 """Bytes. It stands first in the memory, so that an overflow traps."""
 
 
-def link(code: bytes, exports: Sequence[str]) -> bytes:
-    """Link one object file to a module that exports these symbols.
+def link(objects: Sequence[bytes], exports: Sequence[str]) -> bytes:
+    """Link object code to a module that exports these symbols.
 
     Raises:
         ExportError: there is no linker here, or it fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        source, module, allowed = (place / n for n in ("code.o", "module", "imported"))
-        source.write_bytes(code)
+        module, allowed = place / "module", place / "imported"
+        sources = [place / f"{k}.o" for k in range(len(objects))]
+        for source, code in zip(sources, objects, strict=True):
+            source.write_bytes(code)
         allowed.write_text("\n".join(IMPORTED))
         words = [
             *_linker(),
@@ -39,7 +41,7 @@ def link(code: bytes, exports: Sequence[str]) -> bytes:
             *(f"--export={name}" for name in exports),
             "-o",
             str(module),
-            str(source),
+            *map(str, sources),
         ]
         ran = subprocess.run(words, capture_output=True, text=True, check=False)
         if ran.returncode:
