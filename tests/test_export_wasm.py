@@ -1,14 +1,24 @@
 """Exported programs as WebAssembly: equal answers in Node and in a browser, and what
 its JavaScript refuses."""
 
+import importlib.util
+import json
+import re
 import runpy
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.errors import ArgumentTypeError, ArgumentValueError, ExportError
 from hopflow.ops import batching
 from hopflow.ops.opdef import OPERATIONS
 from hopflow.testing.onnx_models import difference
@@ -63,3 +73,413 @@ def test_an_operation_gives_equal_answers(name: str, of_operations: Ran) -> None
             assert same(x, y), (x, y)
         else:  # sums have another order of the terms
             assert difference(x, y, of_largest=True) <= 4
+
+
+# --- operators, arguments, results, state ---------------------------------------------
+
+
+def fused(x: Any, y: Any, z: Any) -> Any:
+    return OPERATIONS["fma"](x, y, z)
+
+
+def factors(dtype: Any) -> tuple[Array, ...]:
+    """Numbers of all sizes, and sums in which nearly everything cancels."""
+    rng = np.random.default_rng(7)
+    info, n = np.finfo(dtype), 4000
+    least, most = info.minexp - info.nmant, info.maxexp - 1
+
+    def drawn(low: int, high: int) -> Array:
+        digits = rng.uniform(-2, 2, n)
+        return np.ldexp(digits, rng.integers(low, high, n)).astype(dtype)
+
+    x, y, z = (drawn(least, most) for _ in range(3))
+    x2, y2 = drawn(-60, 60), drawn(-60, 60)
+    tail = np.ldexp(drawn(-3, 3), rng.integers(-120, 3, n)).astype(dtype)
+    near = -(x2 * y2) * (1 + tail)
+    small, other = drawn(least, least // 2), drawn(least // 2, 2)
+    special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, info.max, info.tiny])
+    special = np.concatenate([special, [info.smallest_subnormal]]).astype(dtype)
+    grid = [a.ravel() for a in np.meshgrid(special, special, special)]
+    parts = (x, y, z), (x2, y2, near), (small, other, small * other), grid
+    with np.errstate(all="ignore"):
+        return tuple([np.concatenate(column) for column in zip(*parts, strict=True)])
+
+
+def programs() -> dict[str, Any]:
+    """The operators, and the programs of the tests of native code."""
+    found = dict(_NATIVE["programs"]())
+    for dtype in (np.float32, np.float64):
+        args = tuple(map(hf.asarray, factors(dtype)))
+        found[f"fma_{np.dtype(dtype).name}"] = exported(fused, *args)
+    return found
+
+
+CASES: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
+    "no rows": ("steps", (_NATIVE["A"], hf.zeros((0, 2), dtype=hf.float64), 0)),
+    "one row": ("steps", (_NATIVE["A"], hf.ones((1, 2), dtype=hf.float64), 1)),
+    "none positive": ("positive", (hf.zeros((0, 2), dtype=hf.float64),)),
+    "many positive": ("positive", (hf.ones((4000, 2), dtype=hf.float64),)),
+    "halves of none": (
+        "halves",
+        (hf.arange(7.0, dtype=hf.float64), hf.ones((0, 2), dtype=hf.float64)),
+    ),
+    "other sizes": ("asked", (hf.arange(5.0), 2.0, hf.asarray(0))),
+}
+"""More calls of the programs: empty arrays, loops of no steps, other sizes."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    calls = programs()
+    wasm = WasmPrograms(
+        {name: call.program for name, call in calls.items()},
+        tmp_path_factory.mktemp("programs"),
+    )
+    asked = {name: (name, call.args) for name, call in calls.items()} | CASES
+    asked |= {f"stop {k}": ("stops", args) for k, (args, _) in STOPS.items()}
+    outcomes = wasm.run(list(asked.values()))
+    return Ran(calls, dict(zip(asked, outcomes, strict=True)))
+
+
+STOPS: Final = _NATIVE["STOPS"]
+NAMES: Final = [
+    *(f"call{k}{suffix}" for k in range(len(CALLS)) for suffix in ("", "_sym")),
+    *(f.__name__ for f in _NATIVE["_MORE"]),
+    *CASES,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operator_gives_equal_answers(name: str, ran: Ran) -> None:
+    program, args = CASES.get(name, (name, None))
+    call = ran.programs[program]
+    found = ran.outcomes[name]
+    assert not found.text
+    # Of numbers among its arguments, `asked` makes sizes while it is traced.
+    run = call.program if program == "asked" else hf.jit(call.program)
+    expected = leaves(run(*(args or call.args)))
+    assert len(found.results) >= len(expected)  # those are followed by what is written
+    for x, y in zip(found.results, expected, strict=False):
+        assert difference(x, y, of_largest=True) <= 64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_fused_multiply_add_has_the_bits_of_the_instruction(
+    dtype: str, ran: Ran
+) -> None:
+    program, args = ran.programs[f"fma_{dtype}"]
+    [found] = ran.outcomes[f"fma_{dtype}"].results
+    expected = np.asarray(hf.jit(program)(*args))
+    wrong = np.flatnonzero(~((found == expected) | (found != found)))
+    assert wrong.size == 0, [(np.asarray(a)[wrong[0]].hex()) for a in args]
+    assert same(found, expected)
+    x, y, z = map(np.asarray, args)
+    with np.errstate(all="ignore"):
+        assert np.sum(found != x * y + z) > 2000  # rounding twice gives another number
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_the_error_is_that_of_python(name: str, ran: Ran) -> None:
+    args, _ = STOPS[name]
+    with pytest.raises(hf.errors.HopflowError) as found:
+        hf.jit(ran.programs["stops"].program)(*args)
+    text = f"{type(found.value).__name__}: {found.value}"
+    assert ran.outcomes[f"stop {name}"].text == text
+
+
+def test_what_a_call_writes_is_written_in_the_array(ran: Ran) -> None:
+    found = ran.outcomes["counting"].results
+    assert [x.tolist() for x in found] == [[3.0, 5.0], [2.0, 4.0], [1, 1]]
+
+
+# --- the JavaScript around a module ---------------------------------------------------
+
+
+def grow(x: Any, rows: Any, scale: float, n: int, flag: Any) -> Any:
+    hf.check(scale > 0, "the scale must be positive")
+    y = hf.fori_loop(0, n, lambda i, y: y * scale, hf.sum(rows, axis=0) + x)
+    return hf.where(flag, y, x), rows.shape[0], n + 1
+
+
+HOSTILE: Final = """\
+import { readFileSync } from "node:fs";
+import { load, ProgramError, signature } from "./grow.mjs";
+
+let memory;
+const { instantiate } = WebAssembly;
+WebAssembly.instantiate = async (...args) => {
+  const instance = await instantiate(...args);
+  memory = instance.exports.memory;
+  return instance;
+};
+const program = await load();
+const shape = [2, 2];
+const good = {
+  x: new Float32Array([1, 2]),
+  rows: Object.assign(new Float64Array([1, 2, 3, 4]), { shape }),
+  scale: 2,
+  n: 3n,
+  flag: true,
+};
+const changed = {
+  good: {},
+  "flat rows": { rows: new Float64Array(6) },
+  "a number": { n: 3 },
+  "a view": { x: new Float32Array([9, 1, 2]).subarray(1) },
+  missing: { x: undefined },
+  unknown: { z: 1 },
+  "other dtype": { x: new Float64Array(2) },
+  "a list": { x: [1, 2] },
+  "too long": { x: new Float32Array(3) },
+  "a part of a row": { rows: new Float64Array(5) },
+  "another shape": { rows: Object.assign(new Float64Array(6), { shape: [2, 3] }) },
+  "a shape of too few": { rows: Object.assign(new Float64Array(3), { shape: [2, 2] }) },
+  "a negative size": { rows: Object.assign(new Float64Array(0), { shape: [-1, 2] }) },
+  "no integer": { n: 1.5 },
+  "a large integer": { n: 2n ** 63n },
+  "a text": { scale: "2" },
+  "no bool": { flag: new Uint8Array([2]) },
+  "a wrong size": { r: 5 },
+  "a failed check": { scale: -1 },
+};
+const found = {};
+for (const [name, given] of Object.entries(changed)) {
+  try {
+    const { result_0, result_1, result_2 } = program.run({ ...good, ...given });
+    found[name] = `${result_0} ${result_0.shape} ${typeof result_1} ${result_1} ${result_2}`;
+  } catch (error) {
+    found[name] = `${error.constructor.name}: ${error.message}`;
+    if (error instanceof ProgramError) found.kind = `${error.kind} ${error.status > 0}`;
+  }
+}
+try {
+  program.run(null);
+} catch (error) {
+  found["no arguments"] = `${error.constructor.name}: ${error.message}`;
+}
+const before = memory.buffer.byteLength;
+for (let k = 0; k < 10000; k++) {
+  program.run({ ...good, rows: new Float64Array(2 * (k % 50)) });
+}
+found.grown = memory.buffer.byteLength - before;
+const large = new Float64Array(200000);
+program.run({ ...good, rows: large });
+found["grown for more"] = memory.buffer.byteLength > before;
+const bytes = readFileSync(new URL("./grow.wasm", import.meta.url));
+const others = [bytes, await WebAssembly.compile(bytes), new URL("./grow.wasm", import.meta.url)];
+found.loaded = [];
+for (const other of others) {
+  found.loaded.push(String((await load(other)).run(good).result_0));
+}
+found.dtypes = signature.parameters.map((p) => p.dtype);
+console.log(JSON.stringify(found));
+"""
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("grow")
+    x, rows = hf.ones((2,), dtype=hf.float32), hf.ones((3, 2), dtype=hf.float64)
+    args = (x, rows, 2.0, 3, hf.asarray(True))
+    axes = [None, {0: hf.Dim("r")}, None, None, None]
+    program = hf.export(grow, args, dynamic_shapes=axes)
+    code = program.to_wasm(folder)
+    assert code.types.read_text().count("x: MaybeShaped<Float32Array>;") == 1
+    (folder / "hostile.mjs").write_text(HOSTILE)
+    ran = subprocess.run(
+        ["node", str(folder / "hostile.mjs")], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+ANSWERS: Final = {
+    "good": r"40,64 2 bigint 2 4",
+    "flat rows": r"8,16 2 bigint 3 4",
+    "a number": r"40,64 2 bigint 2 4",
+    "a view": r"40,64 2 bigint 2 4",
+    "missing": r"TypeError: grow: the argument `x` is missing \(x: f32\[2\]\)",
+    "unknown": r"TypeError: grow: no argument `z`; there are x, rows, flag, scale, n, r",
+    "other dtype": r"TypeError: grow: `x` must be a Float32Array .* a Float64Array",
+    "a list": r"TypeError: grow: `x` must be a Float32Array .* and is a Array",
+    "too long": r"RangeError: grow: `x` must be x: f32\[2\], .* has 3 elements instead.*",
+    "a part of a row": r"RangeError: grow: `rows` has 5 elements of the shape \[2.5, 2\].*",
+    "another shape": r"RangeError: grow: `rows` must be rows: f64\[r, 2\], .* 3 elem.* 2",
+    "a shape of too few": r"RangeError: grow: `rows` has 3 elements of the shape \[2, 2\].*",
+    "a negative size": r"RangeError: grow: `rows` has 0 elements of the shape \[-1, 2\].*",
+    "no integer": r"TypeError: grow: `n` must be an integer, and is the number 1.5",
+    "a large integer": r"TypeError: grow: `n` must be an integer, and is the bigint \d+",
+    "a text": r"TypeError: grow: `scale` must be a number, and is the string 2",
+    "no bool": r"TypeError: grow: `flag` is of 0 and 1, and has 2",
+    "a wrong size": r"RangeError: grow: `rows` must be rows: f64\[r, 2\], .* 2 elem.* of 5",
+    "a failed check": r"ProgramError: CheckError: the scale must be positive \(.*:\d+\)",
+    "no arguments": r"TypeError: grow: arguments are an object: \{x, rows, .*\}",
+    "kind": r"CheckError true",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_arguments_are_checked(name: str, hostile: dict[str, Any]) -> None:
+    assert re.fullmatch(ANSWERS[name], hostile[name]), hostile[name]
+
+
+def test_calls_leave_no_memory_behind(hostile: dict[str, Any]) -> None:
+    assert hostile["grown"] == 0
+    assert hostile["grown for more"]
+
+
+def test_a_module_is_loaded_from_bytes_urls_and_modules(
+    hostile: dict[str, Any],
+) -> None:
+    assert hostile["loaded"] == ["40,64"] * 3
+
+
+# --- pages ----------------------------------------------------------------------------
+
+
+def dump(url: str) -> str:
+    """The page at an address, after its scripts have run."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next((path for n in names if (path := shutil.which(n))), None)
+    if browser is None:
+        pytest.skip("no Chromium on PATH")
+    words = [browser, "--headless", "--no-sandbox", "--disable-gpu"]
+    words += ["--virtual-time-budget=20000", "--dump-dom", url]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def shown(page: str, name: str) -> str:
+    found = re.search(rf'id="{name}"[^>]*>([^<]*)<', page)
+    assert found, page
+    return found[1]
+
+
+@requires("browser")
+def test_the_page_of_a_program_needs_no_server(tmp_path: Path) -> None:
+    def settle(x: Any, target: float) -> Any:
+        hf.check(hf.all(x > 0), "all must </script> grow")
+        double = hf.while_loop(lambda x: hf.sum(x) < target, lambda x: (x * 2,), (x,))
+        return double[0], hf.astype(x, hf.float16)
+
+    program = hf.export(settle, (hf.ones((2,)), 10.0), dynamic_shapes=[{0: True}, None])
+    page = program.to_wasm(tmp_path).page
+    assert "http" not in page.read_text().replace("http-equiv", "")
+    text = dump(f"{page.as_uri()}#x=[1,2.5,3]&target=50")
+    assert shown(text, "results").startswith("result_0 = [8, 20, 24]\nresult_1 = [1")
+    text = dump(f"{page.as_uri()}#x=[1,-1]&target=50")
+    assert "CheckError: all must &lt;/script&gt; grow" in shown(text, "results")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The pages of examples/, and the address of a server of them."""
+    folder = tmp_path_factory.mktemp("site")
+    network = runpy.run_path(str(EXAMPLES / "adaptive_computation.py"))
+    runpy.run_path(str(EXAMPLES / "web" / "export.py"))["write"](
+        folder, network["initial"](hf.random.key(0))
+    )
+    handler = partial(Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    extensions_map = {  # as served by http.server from Python 3.12 on
+        **SimpleHTTPRequestHandler.extensions_map,
+        ".mjs": "text/javascript",
+    }
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+EXAMPLES: Final = Path(__file__).parent.parent / "examples"
+
+
+@requires("browser", "sklearn")
+def test_the_page_of_the_mandelbrot_set_draws_it(site: tuple[Path, str]) -> None:
+    _, address = site
+    text = shown(dump(f"{address}/mandelbrot.html"), "status")
+    xs = -0.75 + (np.arange(640) - 320) * (1 / 192)
+    ys = 0 + (np.arange(480) - 240) * (1 / 192)
+    program = runpy.run_path(str(EXAMPLES / "web" / "export.py"))["mandelbrot"]()
+    steps = hf.jit(program)(hf.asarray(xs), hf.asarray(ys), 300)
+    assert re.fullmatch(rf"{np.asarray(steps).sum()} steps in \d+ ms", text)
+
+
+STROKES: Final = """
+<script type="module">
+const canvas = document.getElementById("drawing");
+const at = (kind, offsetX, offsetY) => {
+  const event = new PointerEvent(kind, { bubbles: true });
+  Object.defineProperties(event, { offsetX: { value: offsetX }, offsetY: { value: offsetY } });
+  canvas.dispatchEvent(event);
+};
+function draw() {
+  if (document.body.dataset.ready !== "yes") return setTimeout(draw, 20);
+  at("pointerdown", 80, 60);
+  for (const [x, y] of [[180, 60], [120, 200]]) at("pointermove", x, y);
+  at("pointerup", 120, 200);
+}
+draw();
+</script>
+"""
+
+
+@requires("browser", "sklearn")
+def test_a_digit_that_is_drawn_is_recognized(site: tuple[Path, str]) -> None:
+    folder, address = site
+    page = (folder / "digits.html").read_text()
+    (folder / "drawn.html").write_text(page + STROKES)
+    text = dump(f"{address}/drawn.html")
+    drawn = re.search(r'data-pixels="([^"]*)"', text)
+    assert drawn, text
+    image = np.array(drawn[1].split(), np.float32)
+    assert 5 < image.sum() < 40
+    network = runpy.run_path(str(EXAMPLES / "adaptive_computation.py"))
+    layers = network["initial"](hf.random.key(0))
+    thought = hf.jit(network["think"])(layers, hf.asarray(image))
+    assert shown(text, "answer") == str(int(hf.argmax(thought.answer)))
+    assert shown(text, "steps") == f"in {int(thought.steps)} steps"
+
+
+# --- what is refused ------------------------------------------------------------------
+
+
+def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
+    program = hf.export(hf.sin, (hf.ones((2,)),))
+    with pytest.raises(ArgumentTypeError, match="to_wasm: `folder` must be a path"):
+        program.to_wasm(3)
+    with pytest.raises(ArgumentValueError, match="to_wasm: `name` must be"):
+        program.to_wasm(tmp_path, name="two words")
+    assert program.to_wasm(tmp_path).name == "sin_"
+
+
+def test_a_factorisation_is_refused_with_the_operation(tmp_path: Path) -> None:
+    program = hf.export(hf.linalg.cholesky, (hf.eye(3),))
+    with pytest.raises(ExportError, match="`cholesky`.*LAPACK's `potrf`"):
+        program.to_wasm(tmp_path)
+
+
+def test_without_a_linker_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ExportError, match=r"pip install 'hopflow\[wasm\]'"):
+        hf.export(hf.sin, (hf.ones((2,)),)).to_wasm(tmp_path)
+
+
+def test_a_failing_linker_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wasm-ld").write_text("#!/bin/sh\necho no disk >&2\nexit 1\n")
+    (tmp_path / "wasm-ld").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(ExportError, match="wasm-ld has failed: no disk"):
+        hf.export(hf.sin, (hf.ones((2,)),)).to_wasm(tmp_path)
