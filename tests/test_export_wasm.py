@@ -213,10 +213,10 @@ WebAssembly.instantiate = async (...args) => {
   return instance;
 };
 const program = await load();
-const shape = [2, 2];
+const shaped = (n, shape) => Object.assign(new Float64Array(n), { shape });
 const good = {
   x: new Float32Array([1, 2]),
-  rows: Object.assign(new Float64Array([1, 2, 3, 4]), { shape }),
+  rows: shaped([1, 2, 3, 4], [2, 2]),
   scale: 2,
   n: 3n,
   flag: true,
@@ -232,9 +232,9 @@ const changed = {
   "a list": { x: [1, 2] },
   "too long": { x: new Float32Array(3) },
   "a part of a row": { rows: new Float64Array(5) },
-  "another shape": { rows: Object.assign(new Float64Array(6), { shape: [2, 3] }) },
-  "a shape of too few": { rows: Object.assign(new Float64Array(3), { shape: [2, 2] }) },
-  "a negative size": { rows: Object.assign(new Float64Array(0), { shape: [-1, 2] }) },
+  "another shape": { rows: shaped(6, [2, 3]) },
+  "a shape of too few": { rows: shaped(3, [2, 2]) },
+  "a negative size": { rows: shaped(0, [-1, 2]) },
   "no integer": { n: 1.5 },
   "a large integer": { n: 2n ** 63n },
   "a text": { scale: "2" },
@@ -246,7 +246,8 @@ const found = {};
 for (const [name, given] of Object.entries(changed)) {
   try {
     const { result_0, result_1, result_2 } = program.run({ ...good, ...given });
-    found[name] = `${result_0} ${result_0.shape} ${typeof result_1} ${result_1} ${result_2}`;
+    const numbers = `${typeof result_1} ${result_1} ${result_2}`;
+    found[name] = `${result_0} ${result_0.shape} ${numbers}`;
   } catch (error) {
     found[name] = `${error.constructor.name}: ${error.message}`;
     if (error instanceof ProgramError) found.kind = `${error.kind} ${error.status > 0}`;
@@ -266,7 +267,8 @@ const large = new Float64Array(200000);
 program.run({ ...good, rows: large });
 found["grown for more"] = memory.buffer.byteLength > before;
 const bytes = readFileSync(new URL("./grow.wasm", import.meta.url));
-const others = [bytes, await WebAssembly.compile(bytes), new URL("./grow.wasm", import.meta.url)];
+const url = new URL("./grow.wasm", import.meta.url);
+const others = [bytes, await WebAssembly.compile(bytes), url];
 found.loaded = [];
 for (const other of others) {
   found.loaded.push(String((await load(other)).run(good).result_0));
@@ -299,21 +301,21 @@ ANSWERS: Final = {
     "flat rows": r"8,16 2 bigint 3 4",
     "a number": r"40,64 2 bigint 2 4",
     "a view": r"40,64 2 bigint 2 4",
-    "missing": r"TypeError: grow: the argument `x` is missing \(x: f32\[2\]\)",
-    "unknown": r"TypeError: grow: no argument `z`; there are x, rows, flag, scale, n, r",
+    "missing": r"TypeError: .*: the argument `x` is missing \(x: f32\[2\]\)",
+    "unknown": r"TypeError: .*: no argument `z`; there are x, rows, flag, scale, n, r",
     "other dtype": r"TypeError: grow: `x` must be a Float32Array .* a Float64Array",
     "a list": r"TypeError: grow: `x` must be a Float32Array .* and is a Array",
-    "too long": r"RangeError: grow: `x` must be x: f32\[2\], .* has 3 elements instead.*",
-    "a part of a row": r"RangeError: grow: `rows` has 5 elements of the shape \[2.5, 2\].*",
-    "another shape": r"RangeError: grow: `rows` must be rows: f64\[r, 2\], .* 3 elem.* 2",
-    "a shape of too few": r"RangeError: grow: `rows` has 3 elements of the shape \[2, 2\].*",
-    "a negative size": r"RangeError: grow: `rows` has 0 elements of the shape \[-1, 2\].*",
-    "no integer": r"TypeError: grow: `n` must be an integer, and is the number 1.5",
-    "a large integer": r"TypeError: grow: `n` must be an integer, and is the bigint \d+",
+    "too long": r"RangeError: .* `x` must be x: f32\[2\], .* has 3 elements instead.*",
+    "a part of a row": r"RangeError: .* has 5 elements of the shape \[2.5, 2\].*",
+    "another shape": r"RangeError: .* must be rows: f64\[r, 2\], .* 3 elem.* 2",
+    "a shape of too few": r"RangeError: .* has 3 elements of the shape \[2, 2\].*",
+    "a negative size": r"RangeError: .* has 0 elements of the shape \[-1, 2\].*",
+    "no integer": r"TypeError: .* `n` must be an integer, and is the number 1.5",
+    "a large integer": r"TypeError: .* `n` must be an integer, and is the bigint \d+",
     "a text": r"TypeError: grow: `scale` must be a number, and is the string 2",
     "no bool": r"TypeError: grow: `flag` is of 0 and 1, and has 2",
-    "a wrong size": r"RangeError: grow: `rows` must be rows: f64\[r, 2\], .* 2 elem.* of 5",
-    "a failed check": r"ProgramError: CheckError: the scale must be positive \(.*:\d+\)",
+    "a wrong size": r"RangeError: .* must be rows: f64\[r, 2\], .* 2 elem.* of 5",
+    "a failed check": r"ProgramError: CheckError: .* must be positive \(.*:\d+\)",
     "no arguments": r"TypeError: grow: arguments are an object: \{x, rows, .*\}",
     "kind": r"CheckError true",
 }
@@ -389,10 +391,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    extensions_map = {  # as served by http.server from Python 3.12 on
-        **SimpleHTTPRequestHandler.extensions_map,
-        ".mjs": "text/javascript",
-    }
+    def guess_type(self, path: Any) -> str:  # Python 3.11 does not know this one
+        return (
+            "text/javascript"
+            if str(path).endswith(".mjs")
+            else super().guess_type(path)
+        )
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -417,7 +421,8 @@ STROKES: Final = """
 const canvas = document.getElementById("drawing");
 const at = (kind, offsetX, offsetY) => {
   const event = new PointerEvent(kind, { bubbles: true });
-  Object.defineProperties(event, { offsetX: { value: offsetX }, offsetY: { value: offsetY } });
+  const places = { offsetX: { value: offsetX }, offsetY: { value: offsetY } };
+  Object.defineProperties(event, places);
   canvas.dispatchEvent(event);
 };
 function draw() {
@@ -454,7 +459,7 @@ def test_a_digit_that_is_drawn_is_recognized(site: tuple[Path, str]) -> None:
 def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
     program = hf.export(hf.sin, (hf.ones((2,)),))
     with pytest.raises(ArgumentTypeError, match="to_wasm: `folder` must be a path"):
-        program.to_wasm(3)
+        program.to_wasm(3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentValueError, match="to_wasm: `name` must be"):
         program.to_wasm(tmp_path, name="two words")
     assert program.to_wasm(tmp_path).name == "sin_"
@@ -462,7 +467,7 @@ def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 def test_a_factorisation_is_refused_with_the_operation(tmp_path: Path) -> None:
     program = hf.export(hf.linalg.cholesky, (hf.eye(3),))
-    with pytest.raises(ExportError, match="`cholesky`.*LAPACK's `potrf`"):
+    with pytest.raises(ExportError, match=r"`cholesky`.*LAPACK's `potrf`"):
         program.to_wasm(tmp_path)
 
 

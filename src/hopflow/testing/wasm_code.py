@@ -135,7 +135,8 @@ const parsed = (text) =>
   ({ inf: Infinity, "-inf": -Infinity, nan: NaN })[text] ?? Number(text);
 
 function written(value) {
-  if (value.shape === undefined) return { number: Object.is(value, -0) ? "-0.0" : String(value) };
+  const text = Object.is(value, -0) ? "-0.0" : String(value);
+  if (value.shape === undefined) return { number: text };
   const bytes = Buffer.from(value.buffer, value.byteOffset, value.byteLength);
   return { shape: value.shape, data: bytes.toString("base64") };
 }

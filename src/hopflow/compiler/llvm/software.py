@@ -9,47 +9,42 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from hopflow.compiler.llvm.module import Module
 from hopflow.compiler.llvm.types import lanes, splat
 
 
-def with_software(text: str) -> str:
-    """Return the text of a module with functions in place of the instructions.
+def with_software(module: Module) -> str:
+    """Return the text of a complete module, with functions in place of the
+    instructions.
 
     In memory a float16 becomes its bits.
     """
-    needed: dict[str, str] = {}
-
-    def fma(found: re.Match[str]) -> str:
-        width, kind = int(found[1] or 1), found[2]
-        name = f"hf.fma.{width}.{kind}"
-        if kind == "f64":
-            needed["hf.fma.exact"] = _FMA_EXACT
-        define = _fma_of_doubles if kind == "f64" else _fma_of_floats
-        needed[name] = define(name, width)
-        return f"@{name}("
+    for declaration in module.declarations:
+        fma = _FMA.match(declaration)
+        if fma is not None:
+            _define_fma(module, declaration, int(fma["width"] or 1), fma["kind"])
+    conversions: dict[str, str] = {}
 
     def conversion(found: re.Match[str]) -> str:
-        width, value = int(found[2] or 1), found[3] or found[4]
-        name = f"hf.{found[1]}.{width}"
-        widens = found[1] == "fpext"
-        needed[name] = (_widened if widens else _narrowed)(name, width)
+        width, value = int(found["width"] or 1), found["half"] or found["float"]
+        name = f"hf.{found['op']}.{width}"
+        widens = found["op"] == "fpext"
+        conversions[name] = (_widened if widens else _narrowed)(name, width)
         types = lanes("i16", width), lanes("float", width)
         source, target = types if widens else types[::-1]
         return f"call {target} @{name}({source} {value})"
 
-    text = _FMA_DECLARED.sub("", text)
-    text = _FMA.sub(fma, text)
-    text = _CONVERSION.sub(conversion, text)
+    text = _CONVERSION.sub(conversion, module.text)
     text = _HALF.sub("i16", text)
     text = _HALF_OVERLOAD.sub(r".\1i16", text)
-    return "\n".join((text, *needed.values(), _PRODUCT))
+    return "\n".join((text, *conversions.values(), _PRODUCT))
 
 
-_FMA: Final = re.compile(r"@llvm\.fma\.(?:v(\d+))?(f32|f64)\(")
-_FMA_DECLARED: Final = re.compile(r"^declare [^@]*@llvm\.fma\..*\n", re.MULTILINE)
+_FMA: Final = re.compile(r".+ @llvm\.fma\.(?:v(?P<width>\d+))?(?P<kind>f32|f64)\(")
 _CONVERSION: Final = re.compile(
-    r"(?<== )(fpext|fptrunc) (?:<(\d+) x )?(?:half>? (\S+) to (?:<\d+ x )?float>?"
-    r"|float>? (\S+) to (?:<\d+ x )?half>?)"
+    r"(?<== )(?P<op>fpext|fptrunc) (?:<(?P<width>\d+) x )?"
+    r"(?:half>? (?P<half>\S+) to (?:<\d+ x )?float>?"
+    r"|float>? (?P<float>\S+) to (?:<\d+ x )?half>?)"
 )
 _HALF: Final = re.compile(r"(?<![\w%@.])half\b")
 _HALF_OVERLOAD: Final = re.compile(r"\.(v\d+)?f16\b")
@@ -62,6 +57,15 @@ _HALF_OVERLOAD: Final = re.compile(r"\.(v\d+)?f16\b")
 # rounded "to odd" can be rounded once more, to two bits less or fewer, as if that were
 # the first time. See Boldo and Melquiond, "Emulation of FMA and correctly rounded sums:
 # proved algorithms using rounding to odd" (2008).
+
+
+def _define_fma(module: Module, declaration: str, width: int, kind: str) -> None:
+    """Define fused multiply-add of so many lanes in place of the intrinsic."""
+    name = f"hf.fma.{width}.{kind}"
+    if kind == "f64" and not module.has_function("hf.fma.exact"):
+        module.define("hf.fma.exact", _FMA_EXACT)
+    define = _fma_of_doubles if kind == "f64" else _fma_of_floats
+    module.replace(declaration, name, define(name, width))
 
 
 def _fma_of_floats(name: str, width: int) -> str:

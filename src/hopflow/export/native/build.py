@@ -130,10 +130,9 @@ def compile_native(program: Exported, name: str, target_name: str) -> Compiled:
     entry = Entry(name, unit, lowered, parameters, preamble)
     entry.define()
     _provide(unit, lowered)
-    text = unit.module.text
-    code = compiler(target_name).compile(
-        with_software(text) if machine.is_wasm else text
-    )
+    module = unit.module
+    text = with_software(module) if machine.is_wasm else module.text
+    code = compiler(target_name).compile(text)
     title = f"{name}: {program.signature}\n\nExported by hopflow {version('hopflow')}"
     title += f" for {target_name}, {machine.triple} ({machine.cpu})."
     text = header(name, title, parameters, failures.statuses(), entry.room.is_exact)
