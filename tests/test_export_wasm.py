@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
+from tests.targets import wasm
 
 import hopflow as hf
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, ExportError
@@ -36,10 +37,14 @@ Array = np.ndarray[Any, Any]
 
 
 class Ran(NamedTuple):
-    """Programs, and what all calls of them in one process have given."""
+    """Programs, and what all calls of them in one process have given.
+
+    importing   those whose code calls JavaScript
+    """
 
     programs: dict[str, Any]
     outcomes: dict[Any, WasmOutcome]
+    importing: frozenset[str] = frozenset()
 
 
 def same(x: Array, y: Array) -> bool:
@@ -55,9 +60,11 @@ def same(x: Array, y: Array) -> bool:
 def of_operations(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     calls = {name: _NATIVE["operation"](OPERATIONS[name]) for name in COMPILED}
     programs = {f"op_{name}": call.program for name, call in calls.items()}
-    wasm = WasmPrograms(programs, tmp_path_factory.mktemp("operations"))
-    outcomes = wasm.run([(f"op_{name}", call.args) for name, call in calls.items()])
-    return Ran(calls, dict(zip(calls, outcomes, strict=True)))
+    linked = WasmPrograms(programs, tmp_path_factory.mktemp("operations"))
+    outcomes = linked.run([(f"op_{name}", call.args) for name, call in calls.items()])
+    importing = [n for n in calls if b"fmod" in linked.compiled[f"op_{n}"].code]
+    found = dict(zip(calls, outcomes, strict=True))
+    return Ran(calls, found, frozenset(importing))
 
 
 @pytest.mark.slow
@@ -66,6 +73,7 @@ def test_an_operation_gives_equal_answers(name: str, of_operations: Ran) -> None
     program, args = of_operations.programs[name]
     found = of_operations.outcomes[name]
     assert not found.text
+    assert (name in of_operations.importing) == ("JavaScript" in wasm.operation(name))
     expected = leaves(hf.jit(program)(*args))
     assert len(expected) == len(found.results)
     for x, y in zip(found.results, expected, strict=True):
@@ -131,13 +139,13 @@ CASES: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     calls = programs()
-    wasm = WasmPrograms(
+    linked = WasmPrograms(
         {name: call.program for name, call in calls.items()},
         tmp_path_factory.mktemp("programs"),
     )
     asked = {name: (name, call.args) for name, call in calls.items()} | CASES
     asked |= {f"stop {k}": ("stops", args) for k, (args, _) in STOPS.items()}
-    outcomes = wasm.run(list(asked.values()))
+    outcomes = linked.run(list(asked.values()))
     return Ran(calls, dict(zip(asked, outcomes, strict=True)))
 
 
@@ -465,10 +473,15 @@ def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
     assert program.to_wasm(tmp_path).name == "sin_"
 
 
-def test_a_factorisation_is_refused_with_the_operation(tmp_path: Path) -> None:
-    program = hf.export(hf.linalg.cholesky, (hf.eye(3),))
-    with pytest.raises(ExportError, match=r"`cholesky`.*LAPACK's `potrf`"):
+@pytest.mark.parametrize("name", wasm.REFUSED)
+def test_a_factorisation_is_refused_with_the_operation_and_the_line(
+    name: str, tmp_path: Path
+) -> None:
+    program = _NATIVE["operation"](OPERATIONS[name]).program
+    refusal = rf"`{name}` \(.*:\d+\) calls LAPACK's `{wasm.REFUSED[name]}`"
+    with pytest.raises(ExportError, match=refusal):
         program.to_wasm(tmp_path)
+    assert wasm.REFUSED[name] in wasm.operation(name)
 
 
 def test_without_a_linker_the_error_says_what_to_install(
