@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -348,17 +348,75 @@ def test_a_module_is_loaded_from_bytes_urls_and_modules(
 # --- pages ----------------------------------------------------------------------------
 
 
-def dump(url: str) -> str:
-    """The page at an address, after its scripts have run."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next((path for n in names if (path := shutil.which(n))), None)
-    if browser is None:
-        pytest.skip("no Chromium on PATH")
-    words = [browser, "--headless", "--no-sandbox", "--disable-gpu"]
-    words += ["--virtual-time-budget=20000", "--dump-dom", url]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=200)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+class Site(ThreadingHTTPServer):
+    """A server of a folder; it lets a page finish loading once that says so."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self.folder, self.finished = folder, Event()
+        self.address = f"http://127.0.0.1:{self.server_port}"
+
+    def dump(self, page: Path, done: str, query: str = "", more: str = "") -> str:
+        """The page, after its scripts have run.
+
+        Args:
+            done: A condition in JavaScript, which holds once they have.
+            query: What stands behind its address.
+            more: A script that runs beside those of the page.
+        """
+        own = page.with_name(f"watched_{page.name}")
+        watch = _WATCH.format(address=self.address, done=done, more=more)
+        own.write_text(page.read_text() + watch)
+        is_served = page.parent == self.folder
+        url = f"{self.address}/{own.name}" if is_served else own.as_uri()
+        self.finished.clear()
+        words = [chromium(), "--headless", "--no-sandbox", "--disable-gpu"]
+        words += ["--dump-dom", url + query]
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=200)
+        assert ran.returncode == 0, ran.stderr
+        assert self.finished.is_set(), ran.stdout
+        return ran.stdout
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Site)
+        if self.path not in ("/wait", "/finished"):
+            return super().do_GET()
+        if self.path == "/finished":
+            self.server.finished.set()
+        else:
+            self.server.finished.wait(150)
+        self.send_response(204)
+        self.end_headers()
+        return None
+
+    def guess_type(self, path: Any) -> str:  # Python 3.11 does not know this one
+        is_module = str(path).endswith(".mjs")
+        return "text/javascript" if is_module else super().guess_type(path)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+_WATCH: Final = """
+<img src="{address}/wait">
+<script type="module">
+{more}
+function watch() {{
+  if ({done}) fetch("{address}/finished", {{ mode: "no-cors" }});
+  else setTimeout(watch, 20);
+}}
+watch();
+</script>
+"""
+
+
+def chromium() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("no Chromium on PATH")
 
 
 def shown(page: str, name: str) -> str:
@@ -367,8 +425,25 @@ def shown(page: str, name: str) -> str:
     return found[1]
 
 
-@requires("browser")
-def test_the_page_of_a_program_needs_no_server(tmp_path: Path) -> None:
+EXAMPLES: Final = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A server of the pages of examples/, of a network that has learned nothing."""
+    folder = tmp_path_factory.mktemp("site")
+    network = runpy.run_path(str(EXAMPLES / "adaptive_computation.py"))
+    runpy.run_path(str(EXAMPLES / "web" / "export.py"))["write"](
+        folder, network["initial"](hf.random.key(0))
+    )
+    with Site(folder) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@requires("browser", "sklearn")
+def test_the_page_of_a_program_needs_no_server(tmp_path: Path, site: Site) -> None:
     def settle(x: Any, target: float) -> Any:
         hf.check(hf.all(x > 0), "all must </script> grow")
         double = hf.while_loop(lambda x: hf.sum(x) < target, lambda x: (x * 2,), (x,))
@@ -376,80 +451,48 @@ def test_the_page_of_a_program_needs_no_server(tmp_path: Path) -> None:
 
     program = hf.export(settle, (hf.ones((2,)), 10.0), dynamic_shapes=[{0: True}, None])
     page = program.to_wasm(tmp_path).page
-    assert "http" not in page.read_text().replace("http-equiv", "")
-    text = dump(f"{page.as_uri()}#x=[1,2.5,3]&target=50")
+    assert "http" not in page.read_text()
+    done = 'document.getElementById("results").textContent'
+    text = site.dump(page, done, "#x=[1,2.5,3]&target=50")
     assert shown(text, "results").startswith("result_0 = [8, 20, 24]\nresult_1 = [1")
-    text = dump(f"{page.as_uri()}#x=[1,-1]&target=50")
+    text = site.dump(page, done, "#x=[1,-1]&target=50")
     assert "CheckError: all must &lt;/script&gt; grow" in shown(text, "results")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """The pages of examples/, and the address of a server of them."""
-    folder = tmp_path_factory.mktemp("site")
-    network = runpy.run_path(str(EXAMPLES / "adaptive_computation.py"))
-    runpy.run_path(str(EXAMPLES / "web" / "export.py"))["write"](
-        folder, network["initial"](hf.random.key(0))
-    )
-    handler = partial(Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield folder, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def guess_type(self, path: Any) -> str:  # Python 3.11 does not know this one
-        return (
-            "text/javascript"
-            if str(path).endswith(".mjs")
-            else super().guess_type(path)
-        )
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-EXAMPLES: Final = Path(__file__).parent.parent / "examples"
-
-
 @requires("browser", "sklearn")
-def test_the_page_of_the_mandelbrot_set_draws_it(site: tuple[Path, str]) -> None:
-    _, address = site
-    text = shown(dump(f"{address}/mandelbrot.html"), "status")
+def test_the_page_of_the_mandelbrot_set_draws_it(site: Site) -> None:
+    done = 'document.getElementById("status").textContent'
+    text = site.dump(site.folder / "mandelbrot.html", done)
     xs = -0.75 + (np.arange(640) - 320) * (1 / 192)
     ys = 0 + (np.arange(480) - 240) * (1 / 192)
     program = runpy.run_path(str(EXAMPLES / "web" / "export.py"))["mandelbrot"]()
     steps = hf.jit(program)(hf.asarray(xs), hf.asarray(ys), 300)
-    assert re.fullmatch(rf"{np.asarray(steps).sum()} steps in \d+ ms", text)
+    expected = rf"{np.asarray(steps).sum()} steps in \d+ ms"
+    assert re.fullmatch(expected, shown(text, "status"))
 
 
 STROKES: Final = """
-<script type="module">
 const canvas = document.getElementById("drawing");
-const at = (kind, offsetX, offsetY) => {
+function at(kind, x, y) {
   const event = new PointerEvent(kind, { bubbles: true });
-  const places = { offsetX: { value: offsetX }, offsetY: { value: offsetY } };
-  Object.defineProperties(event, places);
+  Object.defineProperties(event, { offsetX: { value: x }, offsetY: { value: y } });
   canvas.dispatchEvent(event);
-};
+}
 function draw() {
   if (document.body.dataset.ready !== "yes") return setTimeout(draw, 20);
   at("pointerdown", 80, 60);
   for (const [x, y] of [[180, 60], [120, 200]]) at("pointermove", x, y);
   at("pointerup", 120, 200);
+  document.body.dataset.drawn = "yes";
 }
 draw();
-</script>
 """
 
 
 @requires("browser", "sklearn")
-def test_a_digit_that_is_drawn_is_recognized(site: tuple[Path, str]) -> None:
-    folder, address = site
-    page = (folder / "digits.html").read_text()
-    (folder / "drawn.html").write_text(page + STROKES)
-    text = dump(f"{address}/drawn.html")
+def test_a_digit_that_is_drawn_is_recognized(site: Site) -> None:
+    done = 'document.body.dataset.drawn === "yes"'
+    text = site.dump(site.folder / "digits.html", done, more=STROKES)
     drawn = re.search(r'data-pixels="([^"]*)"', text)
     assert drawn, text
     image = np.array(drawn[1].split(), np.float32)

@@ -1,4 +1,4 @@
-"""What operations and operators become as WebAssembly, as the table of targets says it."""
+"""What operations and operators become as WebAssembly, for the table of targets."""
 
 from typing import Final
 
