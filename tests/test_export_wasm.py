@@ -345,6 +345,50 @@ def test_a_module_is_loaded_from_bytes_urls_and_modules(
     assert hostile["loaded"] == ["40,64"] * 3
 
 
+USE: Final = """\
+import { load, ProgramError, signature } from "./typed.mjs";
+
+const program = await load(new Uint8Array(8));
+const { result_0_a, result_0_n, result_0_b } = program.run({
+  x: new Float32Array(2), h: new Uint16Array(2), k: 3, flag: true,
+});
+const total: number = result_0_a.shape[0] + result_0_a[0] + signature.name.length;
+const whole: bigint = result_0_n + program.state.counts[0];
+const bit: number = result_0_b[0];
+program.run({ x: result_0_a, h: new Uint16Array(2), k: 3n, flag: new Uint8Array(1) });
+try {
+  // @ts-expect-error: it is no array of float32
+  program.run({ x: new Float64Array(2), h: new Uint16Array(2), k: 3, flag: true });
+  // @ts-expect-error: an argument is missing
+  program.run({ x: result_0_a, k: 3, flag: true });
+} catch (error) {
+  const numbers = [total, whole, bit];
+  if (error instanceof ProgramError) console.log(error.kind, error.status, numbers);
+}
+"""
+
+
+@requires("tsc")
+def test_the_declarations_are_what_typescript_accepts(tmp_path: Path) -> None:
+    counts = hf.zeros((2,), dtype=hf.int64)
+
+    def typed(x: Any, h: Any, k: int, flag: Any) -> Any:
+        nonlocal counts
+        counts += 1
+        return {"a": x + counts[0], "n": k + 1, "b": flag}, h * 2
+
+    x = hf.ones((2,))
+    args = (x, hf.astype(x, hf.float16), 3, hf.asarray(True))
+    hf.export(typed, args, dynamic_shapes={"x": {0: True}}).to_wasm(tmp_path)
+    use = tmp_path / "use.mts"
+    use.write_text(USE)
+    words = "tsc --noEmit --strict --target es2022 --module nodenext".split()
+    ran = subprocess.run(
+        [*words, "--lib", "es2022,dom", str(use)], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
 # --- pages ----------------------------------------------------------------------------
 
 

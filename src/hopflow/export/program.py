@@ -375,7 +375,7 @@ class ExportedProgram:
             'scale.mjs'
 
         Args:
-            folder: Where to write: `<name>.wasm`, `<name>.mjs`, `<name>.d.ts`,
+            folder: Where to write: `<name>.wasm`, `<name>.mjs`, `<name>.d.mts`,
                 `index.html`.
             name: Of the program and the files; None: that of the program.
 

@@ -119,5 +119,6 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "node": _executable("node"),
     "pkg-config": _executable("pkg-config"),
     "ptxas": _executable("ptxas"),
+    "tsc": _executable("tsc"),
     "wasm-ld": _wasm_linker,
 }

@@ -30,7 +30,7 @@ class WasmCode:
     name    of the program, and of its files
     module  the WebAssembly module, `<name>.wasm`
     script  `<name>.mjs`: a JavaScript module, for pages and for Node
-    types   `<name>.d.ts`: the TypeScript declarations of that
+    types   `<name>.d.mts`: the TypeScript declarations of that
     page    `index.html`: a form that runs the program, all in one file
     """
 
@@ -58,7 +58,7 @@ def to_wasm(program: Exported, folder: str | PathLike[str], name: str) -> WasmCo
         name,
         place / f"{name}.wasm",
         place / f"{name}.mjs",
-        place / f"{name}.d.ts",
+        place / f"{name}.d.mts",
         place / "index.html",
     )
     title = f"{name}: exported by hopflow {version('hopflow')}"
