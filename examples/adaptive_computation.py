@@ -137,22 +137,37 @@ def data():
     return (images, digits), (test_images, test_digits)
 
 
-def main():
-    learned, unseen = data()
+def train(report):
+    """Train a network, and return its layers.
+
+    `report` is called with the number of each epoch, and the layers after it.
+    """
+    learned, _ = data()
     first, *keys = hf.random.split(hf.random.key(0), 1 + EPOCHS)
     layers = initial(first)
     zeros = tree_map(hf.zeros_like, layers)
     training = layers, (zeros, zeros), hf.asarray(1)
     for i, key in enumerate(keys, 1):
         training = epoch(training, *learned, key)
+        report(i, training[0])
+    return training[0]
+
+
+def main():
+    _, unseen = data()
+
+    def report(i, layers):
         if i % 5 == 0:
-            right, steps = test(training[0], *unseen)
+            right, steps = test(layers, *unseen)
             accuracy = hf.mean(hf.astype(right, hf.float32)).item()
             mean = hf.mean(hf.astype(steps, hf.float32)).item()
             print(f"epoch {i:2}: {accuracy:5.1%} in {mean:4.1f} steps")
+
+    right, steps = test(train(report), *unseen)
     for n in range(1, int(hf.max(steps)) + 1):
         if images := int(hf.sum(steps == n)):
             print(f"{n:2} steps for {images:3} images")
+    accuracy = hf.mean(hf.astype(right, hf.float32)).item()
     print(f"recognized: {accuracy:.1%}")
     if accuracy < 0.95:
         sys.exit("The network recognizes less than 95 % of the test images.")

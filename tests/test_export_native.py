@@ -3,6 +3,7 @@ too, and what is refused.
 """
 
 import ctypes
+import importlib.util
 import os
 import re
 import runpy
@@ -814,6 +815,7 @@ def test_without_a_linker_there_is_no_shared_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     native = exported(twice, A).program.to_native(tmp_path, target="aarch64")
     assert native.library is None
     assert "object" in native.cmake.read_text()

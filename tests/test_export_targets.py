@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from tests.targets import jax, native, onnx
+from tests.targets import jax, native, onnx, wasm
 from tests.targets.calls import CALLS
 
 from hopflow.ops.opdef import OPERATIONS
@@ -20,6 +20,7 @@ TARGETS: Final[dict[str, Any]] = {
     "ONNX": onnx,
     "JAX": jax,
     "native code": native,
+    "WebAssembly": wasm,
 }
 
 _TOP: Final = """\
@@ -28,15 +29,15 @@ _TOP: Final = """\
 What an exported program becomes elsewhere, for each operation and operator. Each cell
 was run with drawn operands, in all dtypes that the operation has, and gave equal
 answers: integers and booleans exactly, floats up to rounding (see
-[ONNX](export.md#onnx), [JAX](export.md#jax-and-stablehlo) and
-[native code](export.md#native-code)). `tests/targets/` has the calls,
-`tests/test_export_onnx.py`, `test_export_jax.py` and `test_export_native.py` run them,
-and `make tables` writes this page; `property_tests/` has drawn programs of them.
+[ONNX](export.md#onnx), [JAX](export.md#jax-and-stablehlo),
+[native code](export.md#native-code) and [WebAssembly](export.md#webassembly)).
+`tests/targets/` has the calls, `tests/test_export_onnx.py` and its like run them, and
+`make tables` writes this page; `property_tests/` has drawn programs of them.
 
 The cell of an operation names the operators of ONNX, or the primitives of JAX, that it
 is made of, conversions aside, in its most usual dtype; "composed" is of more than four,
-and "a function" one that the model brings with it. Native code is compiled as by
-`hf.jit`.
+and "a function" one that the model brings with it. Native code and
+WebAssembly are compiled as by `hf.jit`.
 """
 
 

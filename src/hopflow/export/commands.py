@@ -381,6 +381,7 @@ TARGETS: Final[Mapping[str, Callable[[ExportedProgram, Path], Any]]] = {
     "onnx": ExportedProgram.to_onnx,
     "stablehlo": ExportedProgram.to_stablehlo,
     "native": ExportedProgram.to_native,
+    "wasm": ExportedProgram.to_wasm,
 }
 
 

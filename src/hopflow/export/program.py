@@ -25,6 +25,7 @@ from hopflow.export.native.parameters import c_name
 from hopflow.export.native.targets import HOST, TARGETS
 from hopflow.export.onnx.model import ASSERTS, Asserts, save_model, to_model
 from hopflow.export.signature import Signature, signature_of
+from hopflow.export.wasm.build import WasmCode, to_wasm
 from hopflow.graph.core import Graph, SourceLine
 from hopflow.graph.module import GraphModule
 from hopflow.graph.rewriting import clone, eliminate_dead_code
@@ -411,13 +412,56 @@ class ExportedProgram:
         """
         _check_path("to_native", folder, "folder")
         one_of("to_native", "target", target, TARGETS)
-        own = c_name(self.__name__)
-        if name is not None and (not isinstance(name, str) or c_name(name) != name):
+        return to_native(self, folder, self._c_name("to_native", name), target)
+
+    @entry
+    @deep_recursion()
+    def to_wasm(
+        self, folder: str | PathLike[str], *, name: str | None = None
+    ) -> WasmCode:
+        """The program as WebAssembly, which runs in browsers and in Node.
+
+        The module comes with a JavaScript module, `load` and `run` with typed arrays,
+        with TypeScript declarations of that, and with a page that runs the program. See
+        docs/export.md.
+
+            >>> program = hf.export(scale, (x, 2.0))  # doctest: +SKIP
+            >>> program.to_wasm("web").script.name  # doctest: +SKIP
+            'scale.mjs'
+
+        Args:
+            folder: Where to write: `<name>.wasm`, `<name>.mjs`, `<name>.d.mts`,
+                `index.html`.
+            name: Of the program and the files; None: that of the program.
+
+        Returns:
+            Where the files are.
+
+        Raises:
+            ExportError: WebAssembly cannot have an operation; the message names it and
+                the user's line. Or there is no linker here: `wasm-ld`, or the package
+                `ziglang`; or it fails.
+            ArgumentTypeError, ArgumentValueError: an argument is of another kind, or
+                `name` is no identifier of C, or means something else there.
+            OSError: a file cannot be written.
+        """
+        _check_path("to_wasm", folder, "folder")
+        return to_wasm(self, folder, self._c_name("to_wasm", name))
+
+    def _c_name(self, entry: str, name: str | None) -> str:
+        """The name of a function in C: `name`, or that of the program.
+
+        Raises:
+            ArgumentValueError: C has another meaning for `name`.
+        """
+        if name is None:
+            return c_name(self.__name__)
+        if not isinstance(name, str) or c_name(name) != name:
             raise ArgumentValueError(
-                f"to_native: `name` must be an identifier that C does not use itself, "
+                f"{entry}: `name` must be an identifier that C does not use itself, "
                 f"and is {name!r}."
             )
-        return to_native(self, folder, name or own, target)
+        return name
 
 
 def _check_path(name: str, path: Any, argument: str = "path") -> None:

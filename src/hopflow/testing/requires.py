@@ -106,11 +106,19 @@ def _gpu() -> str | None:
     return None if count.value else "no NVIDIA device"
 
 
+def _wasm_linker() -> str | None:
+    is_here = shutil.which("wasm-ld") or importlib.util.find_spec("ziglang")
+    return None if is_here else "neither wasm-ld on PATH nor the package ziglang"
+
+
 TOOLS: dict[str, Callable[[], str | None]] = {
     "browser": _executable("chromium", "chromium-browser", "google-chrome", "firefox"),
     "cc": _executable("cc", "gcc", "clang"),
     "cmake": _executable("cmake"),
     "gpu": _gpu,
+    "node": _executable("node"),
     "pkg-config": _executable("pkg-config"),
     "ptxas": _executable("ptxas"),
+    "tsc": _executable("tsc"),
+    "wasm-ld": _wasm_linker,
 }

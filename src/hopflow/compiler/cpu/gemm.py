@@ -39,6 +39,8 @@ class _Tiles:
     heights   the rows of tiles: as many as fit into registers, then of the remainder
     wide      vectors of a tile; at the right edge a tile has one vector
     long      vectors of a tile in a product of one row
+    sum       the intrinsic of a product that is added; the order of the sums differs
+              between targets, and so may its rounding
     """
 
     lane: str
@@ -46,16 +48,18 @@ class _Tiles:
     heights: tuple[int, ...]
     wide: int
     long: int
+    sum: str
 
     @staticmethod
     def of(target: CpuTarget, dtype: DType) -> "_Tiles":
         width = target.register_bits // dtype.bits
         lane = register_type(dtype)
+        sum_ = "llvm.fma" if target.has_fma else "llvm.fmuladd"
         if target.register_bits == 64:  # no vectors: LLVM makes scalars of pairs
-            return _Tiles(lane, 2, (2, 1), 2, 4)
+            return _Tiles(lane, 2, (2, 1), 2, 4, sum_)
         if target.register_bits == 256:  # 16 registers: 12 sums, 3 of `b`, 1 of `a`
-            return _Tiles(lane, width, (4, 1), 3, 6)
-        return _Tiles(lane, width, (8, 4, 1), 3, 8)  # 32 registers
+            return _Tiles(lane, width, (4, 1), 3, 6, sum_)
+        return _Tiles(lane, width, (8, 4, 1), 3, 8, sum_)  # 32 registers
 
     @property
     def size(self) -> int:
@@ -422,10 +426,9 @@ def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
             x = broadcast(f, x, lane, width)
         for v, y in enumerate(panel):
             n = i * len(panel) + v
-            f.module.declare(f"{t} @llvm.fma{short}({t}, {t}, {t})")
-            f.do(
-                f"%sum{n} = call {t} @llvm.fma{short}({t} {x}, {t} {y}, {t} {sums[n]})"
-            )
+            added = f"{t} @{tiles.sum}{short}"
+            f.module.declare(f"{added}({t}, {t}, {t})")
+            f.do(f"%sum{n} = call {added}({t} {x}, {t} {y}, {t} {sums[n]})")
     f.do("%pa.next = add i64 %pa, %along")
     f.do(f"%pb.next = getelementptr {lane}, ptr %pb, i64 %step")
     f.do("%r.next = add nuw nsw i64 %r, 1")
@@ -469,13 +472,11 @@ def _dots(module: Module, tiles: _Tiles, height: int) -> str:
         align = f", align {tiles.size}"
         x = f.emit(f"load {t}, ptr {at('%x', f'%r{w}')}{align}")
         short = overload(lane, w)
-        f.module.declare(f"{t} @llvm.fma{short}({t}, {t}, {t})")
+        added = f"{t} @{tiles.sum}{short}"
+        f.module.declare(f"{added}({t}, {t}, {t})")
         for i, row in enumerate(rows):
             y = f.emit(f"load {t}, ptr {at(row, f'%r{w}')}{align}")
-            f.do(
-                f"%sum{w}.{i} = call {t} @llvm.fma{short}({t} {x}, {t} {y}, "
-                f"{t} {sums[i]})"
-            )
+            f.do(f"%sum{w}.{i} = call {added}({t} {x}, {t} {y}, {t} {sums[i]})")
         f.do(f"%next{w} = add nuw nsw i64 %r{w}, {w}")
         test = f.emit(f"icmp slt i64 %next{w}, {stop}")
         f.branch_if(test, name, {"loop": "tree", "rest": "end"}[name])

@@ -45,6 +45,17 @@ class CpuTarget(LlvmTarget):
         return self.triple.startswith("thumb")
 
     @property
+    def is_wasm(self) -> bool:
+        """Whether the code is that of WebAssembly."""
+        return self.triple.startswith("wasm")
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether a fused multiply-add is an instruction."""
+        is_x86 = self.triple.startswith("x86_64")
+        return self.has("fma") if is_x86 else not self.is_wasm
+
+    @property
     def register_bits(self) -> int:
         """The bits of the widest register: of a vector, or of a scalar float64."""
         if self.has("avx512f"):

@@ -14,6 +14,7 @@ from hopflow.compiler.kernel_program.program import equations
 from hopflow.compiler.kernel_program.rewriting import programs
 from hopflow.compiler.llvm.expansions import expand_extrema
 from hopflow.compiler.llvm.module import Module, symbol
+from hopflow.compiler.llvm.software import with_software
 from hopflow.compiler.pipeline import kernels_of, lower
 from hopflow.compiler.reuse import reuse
 from hopflow.errors import ExportError
@@ -129,7 +130,9 @@ def compile_native(program: Exported, name: str, target_name: str) -> Compiled:
     entry = Entry(name, unit, lowered, parameters, preamble)
     entry.define()
     _provide(unit, lowered)
-    code = compiler(target_name).compile(unit.module.text)
+    module = unit.module
+    text = with_software(module) if machine.is_wasm else module.text
+    code = compiler(target_name).compile(text)
     title = f"{name}: {program.signature}\n\nExported by hopflow {version('hopflow')}"
     title += f" for {target_name}, {machine.triple} ({machine.cpu})."
     text = header(name, title, parameters, failures.statuses(), entry.room.is_exact)

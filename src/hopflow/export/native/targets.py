@@ -9,6 +9,7 @@ from hopflow.compiler.llvm.compiler import Compiler
 from hopflow.compiler.llvm.target import LlvmTarget
 
 HOST: Final = "host"
+WASM: Final = "wasm32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,19 @@ MACHINES: Final[dict[str, Machine]] = {
         ("thumb2", "fp-armv8d16"),
         reloc="static",
     ),
+    WASM: Machine(
+        "wasm32-unknown-unknown",
+        "generic",
+        tuple(
+            "simd128 bulk-memory bulk-memory-opt sign-ext nontrapping-fptoint "
+            "mutable-globals".split()
+        ),
+        reloc="static",
+    ),
 }
 """By name, the machines besides that of this process."""
-TARGETS: Final = (HOST, *MACHINES)
+TARGETS: Final = (HOST, *(name for name in MACHINES if name != WASM))
+"""Those of `to_native`; `to_wasm` is for the other one."""
 
 
 @cache

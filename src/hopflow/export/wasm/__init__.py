@@ -1,0 +1,1 @@
+"""Exported programs as WebAssembly, with JavaScript and TypeScript around it."""
