@@ -1,0 +1,34 @@
+"""Exported programs as native code, called as C functions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from property_tests.targets.running import run
+
+import hopflow as hf
+from hopflow.errors import ExportError
+from hopflow.testing.native_code import run_native
+
+
+def check(program: Any, values: Sequence[Any], dynamic: bool | None) -> None:
+    """Compare a program with its native code: the bits of what it gives and writes are
+    those of the jitted program, and so is what it says when it stops."""
+    try:
+        found = run_native(program, *map(np.array, values))
+    except ExportError as refused:
+        if "calls LAPACK's" not in str(refused):
+            raise
+        return
+    expected = run(program, values, hf.jit(program, dynamic=dynamic))
+    if expected.error:
+        first, second = map(str, found.details)
+        text = found.text.replace("{0}", first).replace("{1}", second)
+        assert text == expected.error
+        return
+    assert found.status == 0, found.text
+    arrays = [*expected.new, *expected.written]
+    for x, y in zip(found.results, arrays, strict=True):
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape
+        assert x.tobytes() == y.tobytes(), (x, y)

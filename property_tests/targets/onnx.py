@@ -1,0 +1,20 @@
+"""Exported programs as ONNX models, in onnxruntime."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from property_tests.targets.running import check_close, run
+
+from hopflow.testing.onnx_models import Session
+
+
+def check(program: Any, values: Sequence[Any], dynamic: bool | None) -> None:
+    """Compare a program with its model: what it gives, what it writes, what it stops
+    at."""
+    found = Session(program.to_onnx())(*map(np.array, values))
+    expected = run(program, values)
+    assert bool(found.failed) is bool(expected.error), (found.failed, expected.error)
+    if not expected.error:
+        results = [*expected.results, *expected.written]
+        check_close(program, found.results, results)
