@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from property_tests.targets.running import run
+from property_tests.targets.running import IsRight, run
 
 import hopflow as hf
 from hopflow.errors import ExportError
 from hopflow.testing.native_code import run_native
 
 
-def check(program: Any, values: Sequence[Any], dynamic: bool | None) -> None:
+def check(
+    program: Any, values: Sequence[Any], dynamic: bool | None, _is_right: IsRight
+) -> None:
     """Compare a program with its native code: the bits of what it gives and writes are
     those of the jitted program, and so is what it says when it stops."""
     try:

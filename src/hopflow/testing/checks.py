@@ -89,7 +89,7 @@ def check(
     for transform in map(Transform, transforms):
         if not transform.fits(program):
             continue
-        expected = _expected(program, transform)
+        expected = expected_results(program, transform)
         if not _stops(expected):
             _compare_slopes(program, transform, expected, report)
         for execution in selected:
@@ -102,8 +102,9 @@ def check(
     return report
 
 
-def _expected(program: Program, transform: Transform) -> Expected:
-    """Return the expected results, by plain Python and NumPy."""
+def expected_results(program: Program, transform: Transform) -> Expected:
+    """Return the results of a transformed program by plain Python and NumPy, with what
+    rounding may change in them."""
 
     def run(rounding: Rounding) -> list[Array]:
         arguments = tuple(
