@@ -1,7 +1,6 @@
 """Exported programs as ONNX models: equal answers in onnxruntime; what is refused."""
 
 import json
-import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -160,85 +159,6 @@ def test_an_operator_is_the_same_for_symbolic_sizes(name: str) -> None:
     call = CALLS[name]
     program = exported(call.function, *call.args, dynamic_shapes=True)
     check_equal(program, *call.args)
-
-
-# --- models that decide by data -------------------------------------------------------
-
-EXAMPLES: Final = Path(__file__).parent.parent / "examples"
-
-
-def example(name: str) -> dict[str, Any]:
-    return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="example")
-
-
-@requires("sklearn")
-def test_a_classifier_takes_its_own_number_of_steps_for_each_image() -> None:
-    found = example("adaptive_computation")
-    layers = found["initial"](hf.random.key(0))
-    _, (images, _) = found["data"]()
-
-    def classify(images: Any) -> Any:
-        thought = found["think_all"](layers, images)
-        return hf.argmax(thought.answer, axis=1), thought.steps, thought.answer
-
-    rows = hf.Dim("rows", min=1)
-    program = exported(classify, images[:3], dynamic_shapes=[{0: rows}])
-    model = check_equal(program, images[:50])
-    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "rows"
-    steps = Session(model)(np.asarray(images[:50])).results[1]
-    assert len(np.unique(steps)) > 1
-
-
-LETTERS: Final = 12
-END: Final = 0
-
-
-def beam_search(weights: Any, state: Any, letter: Any) -> Any:
-    """The likeliest texts of a recurrent model of letters, and how likely they are."""
-    beams, longest = 4, 10
-
-    def step(t: Any, texts: Any, scores: Any, states: Any, ended: Any) -> Any:
-        before = weights["embed"][texts[:, t]] + states @ weights["recall"]
-        states = hf.tanh(before)
-        logits = states @ weights["out"]
-        likely = logits - hf.logsumexp(logits, axis=1, keepdims=True)
-        stay = hf.where(hf.equal(hf.arange(LETTERS), END), 0.0, -hf.inf)
-        totals = scores[:, None] + hf.where(ended[:, None], stay, likely)
-        scores, at = hf.top_k(hf.reshape(totals, -1), beams)
-        source, new = at // LETTERS, at % LETTERS
-        texts = texts[source].at[:, t + 1].set(new)
-        return t + 1, texts, scores, states[source], ended[source] | (new == END)
-
-    def goes_on(t: Any, *carry: Any) -> Any:
-        return (t < longest) & ~hf.all(carry[-1])
-
-    texts = hf.zeros((beams, longest + 1), dtype=hf.int64).at[:, 0].set(letter)
-    scores = hf.where(hf.equal(hf.arange(beams), 0), 0.0, -hf.inf)
-    states = hf.broadcast_to(state, (beams, *state.shape))
-    start = 0, texts, scores, states, hf.zeros((beams,), dtype=hf.bool)
-    steps, texts, scores, *_ = hf.while_loop(goes_on, step, start)
-    return texts, scores, steps
-
-
-def test_beam_search_over_a_model_of_letters() -> None:
-    keys = hf.random.split(hf.random.key(3), 4)
-    shapes = {"embed": (LETTERS, 8), "recall": (8, 8), "out": (8, LETTERS)}
-    weights = {
-        name: hf.random.normal(key, shape)
-        for key, (name, shape) in zip(keys, shapes.items(), strict=False)
-    }
-    state = hf.random.normal(keys[3], (8,))
-    program = exported(lambda s, letter: beam_search(weights, s, letter), state, 3)
-    for letter in range(1, LETTERS):
-        check_equal(program, state, letter)
-
-
-def test_an_adaptive_solver_and_the_gradient_through_it() -> None:
-    found = example("pendulum")
-    guess = hf.asarray(np.log(found["GUESS"]))
-    angles = hf.asarray(found["measured_angles"]()[:8])
-    program = exported(hf.value_and_grad(found["misfit"]), guess, angles)
-    check_equal(program, guess, angles, ulps=1 << 20)  # of sums over many steps
 
 
 # --- inputs and outputs ---------------------------------------------------------------

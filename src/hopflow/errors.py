@@ -395,7 +395,14 @@ class ProgramFormatError(HopflowError, ValueError):
 
 
 class ExportError(HopflowError, TypeError):
-    """A function does or takes what a program cannot have that leaves Python."""
+    """A function does or takes what a program cannot have that leaves Python.
+
+    operation   the name of the operation that a target lacks, if it is one
+    """
+
+    def __init__(self, message: str, operation: str = "") -> None:
+        super().__init__(message)
+        self.operation = operation
 
 
 class CompileError(HopflowError, RuntimeError):

@@ -169,16 +169,13 @@ def _axis_size(value: Array, axis: int) -> Number:
     return value.shape[axis]
 
 
-class _Located(ExportError):
-    """An error that names its operation and line."""
-
-
 def located(node: Node, error: ExportError) -> ExportError:
     """The error with the operation and the user's line."""
-    if isinstance(error, _Located):
+    if error.operation:
         return error
+    name = node.op.name
     where = "" if node.line is None else f" ({node.line})"
-    return _Located(f"to_jax: `{node.op.name}`{where} cannot be in JAX: {error}")
+    return ExportError(f"to_jax: `{name}`{where} cannot be in JAX: {error}", name)
 
 
 class Site:

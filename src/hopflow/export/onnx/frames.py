@@ -191,20 +191,16 @@ class Frame:
         try:
             results = self.writer.rules(Site(self, node))
         except ExportError as error:
-            if isinstance(error, _Located):
+            if error.operation:
                 raise
+            name = node.op.name
             where = "" if node.line is None else f" ({node.line})"
-            raise _Located(
-                f"to_onnx: `{node.op.name}`{where} cannot be in a model: {error}"
-            ) from error
+            text = f"to_onnx: `{name}`{where} cannot be in a model: {error}"
+            raise ExportError(text, name) from error
         if node.symbol is not None:
             self.symbols[node.symbol] = results[0]
         for var, value in zip(node.results, results, strict=True):
             self.store(var, value)
-
-
-class _Located(ExportError):
-    """An error that names its operation and line."""
 
 
 def origin_of(node: Node) -> Origin:
