@@ -219,7 +219,7 @@ def test_calls_from_several_threads_at_once() -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts in /proc")
 @pytest.mark.parametrize("first", [1000, 100_000_000])
 def test_other_threads_help_and_are_gone_afterwards(first: int) -> None:
-    ns = np.full(200, 1_000_000)
+    ns = np.full(200, 10_000_000)
     ns[0] = first  # the first thread may be busy with what it has taken
     run = hf.jit(hf.vmap(decay))
     run(ns[:1] * 0)
