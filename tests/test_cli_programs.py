@@ -188,6 +188,12 @@ def test_native_code_is_written(run: Any) -> None:
     status, said, _ = run("convert", "a.hopflow", "--to", "native", "-o", "built")
     assert (status, said) == (0, "built\n")
     assert Path("built/twice.h").exists()
+    to_arm = ["--machine", "aarch64", "-o", "arm"]
+    assert run("convert", "a.hopflow", "--to", "native", *to_arm)[0] == 0
+    assert Path("arm/twice.o").read_bytes() != Path("built/twice.o").read_bytes()
+    status, _, said = run("convert", "a.hopflow", "--to", "wasm", *to_arm)
+    assert status == 2
+    assert "`--machine` is for native code, not wasm." in said
 
 
 WRONG = {
@@ -260,6 +266,14 @@ def test_a_run_that_fails_says_why(
     assert status == 2
     assert said.startswith("hopflow run: ")
     assert message in said
+
+
+@requires("wasm-ld")
+def test_a_web_page_is_written(run: Any) -> None:
+    run("export", "model.py:twice", "--arg", "f32[n]", "-o", "a.hopflow")
+    status, said, _ = run("convert", "a.hopflow", "--to", "wasm", "-o", "web")
+    assert (status, said) == (0, "web\n")
+    assert Path("web/index.html").exists()
 
 
 @pytest.mark.parametrize("command", ["export", "inspect", "run", "convert", "diff"])

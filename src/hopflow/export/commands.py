@@ -22,6 +22,7 @@ from hopflow.errors import ArgumentValueError, HopflowError
 from hopflow.export.api import export, load
 from hopflow.export.arrays import read_array
 from hopflow.export.document import write_document
+from hopflow.export.native.targets import TARGETS as MACHINES
 from hopflow.export.program import ExportedProgram
 from hopflow.export.signature import Input, plain_path
 from hopflow.export.specs import Example, Specs
@@ -366,18 +367,26 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
         choices=TARGETS,
         help="what it becomes; see docs/export.md",
     )
+    parser.add_argument(
+        "--machine",
+        choices=MACHINES,
+        help="what native code is for (default: this machine, with all that it has)",
+    )
     _add_output(parser, "the file or folder")
 
 
 def _convert(options: Options) -> int:
+    if options.machine is not None and options.to != "native":
+        raise ArgumentValueError(f"`--machine` is for native code, not {options.to}.")
     program = load(options.file)
+    machine = {} if options.machine is None else {"target": options.machine}
     with _working(f"converting {options.file} to {options.to}"):
-        TARGETS[options.to](program, options.output)
+        TARGETS[options.to](program, options.output, **machine)
     print(options.output)
     return 0
 
 
-TARGETS: Final[Mapping[str, Callable[[ExportedProgram, Path], Any]]] = {
+TARGETS: Final[Mapping[str, Callable[..., Any]]] = {
     "onnx": ExportedProgram.to_onnx,
     "stablehlo": ExportedProgram.to_stablehlo,
     "native": ExportedProgram.to_native,
@@ -422,7 +431,8 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "convert": _Command(
         "write a program for another runtime",
-        "    hopflow convert digits.hopflow --to onnx -o digits.onnx",
+        "    hopflow convert digits.hopflow --to onnx -o digits.onnx\n"
+        "    hopflow convert digits.hopflow --to native --machine aarch64 -o built",
         _convert_arguments,
         _convert,
     ),
