@@ -222,6 +222,8 @@ def test_a_function_that_is_not_there_is_named(run: Any, name: str) -> None:
         (["--arg", "f32[n - 9]"], "[-4] is no shape: a size is negative"),
         (["--arg", "x"], "no literal, container or dtype"),
         (["--arg", "f32[n"], "describes no argument"),
+        (["--arg", "[" * 5000 + "]" * 5000], "describes no argument"),
+        (["--arg", "f64[1000000000000000]"], "nested too deep, or too large"),
         (["--arg", "@no.npy"], "`no.npy` is no .npy file"),
         (["--arg", "x=f32[2]", "--arg", "f32[2]"], "comes after one that has"),
         (["--arg", "f32[n]", "--dim", "n=3"], "`--dim n=3` is no range"),
@@ -252,9 +254,11 @@ def test_an_argument_that_is_none_is_named(
         (["a.hopflow", "--input", "x=[1]", "--input", "x=2"], "one too many"),
         (["a.hopflow", "--input", "one"], "neither a .npy file nor a literal"),
         (["a.hopflow", "--input", "no.npy"], "is no .npy file"),
+        (["a.hopflow", "--input", "[" * 5000 + "]" * 5000], "nor a literal"),
+        (["a.hopflow", "--input", "[[1], [1, 2]]"], "must have equal lengths"),
         (["a.hopflow", "--input", "model.py.npy"], "is no .npy file"),
         (["a.hopflow", "--input", "[-1]"], "the sum is not positive"),
-        (["a.hopflow", "--input", "[[1]]"], "x"),
+        (["a.hopflow", "--input", "[[1]]"], "is f32[1, 1]"),
     ],
 )
 def test_a_run_that_fails_says_why(

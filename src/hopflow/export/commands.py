@@ -64,8 +64,9 @@ def _reporting(name: str, run: Callable[[Options], int]) -> Callable[[Options], 
     def reporting(options: Options) -> int:
         try:
             return run(options)
-        except (HopflowError, OSError) as error:
-            print(f"hopflow {name}: {error}", file=sys.stderr)
+        except (HopflowError, OSError, MemoryError) as error:
+            text = str(error) or type(error).__name__
+            print(f"hopflow {name}: {text}", file=sys.stderr)
             return 2
 
     return reporting
@@ -347,9 +348,9 @@ def _value(text: str, of: Input) -> Any:
         return asarray(read_array(text, dtype))
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise ArgumentValueError(
-            f"`{of.path}`: `{text}` is neither a .npy file nor a literal."
+            f"`{of.path}`: `{text[:80]}` is neither a .npy file nor a literal."
         ) from None
     if of.kind == "tensor":
         return asarray(value, dtype=dtype)

@@ -16,6 +16,7 @@ from hopflow.entries import entry
 from hopflow.errors import ArgumentTypeError, ArgumentValueError, StructureError
 from hopflow.export.diff import Difference, differences
 from hopflow.export.document import Document, structure_of, write_document
+from hopflow.export.exported import Stateful
 from hopflow.export.files import write_file
 from hopflow.export.jax.frames import ASSERTS as JAX_ASSERTS
 from hopflow.export.jax.frames import Asserts as JaxAsserts
@@ -45,7 +46,7 @@ class Assert(NamedTuple):
         return f"{self.message}  ({self.line})" if self.line else self.message
 
 
-class ExportedProgram:
+class ExportedProgram(Stateful):
     """A function as data: a graph, the names and structures of what it takes, gives and
     holds, and what its sizes must fulfil.
 
@@ -109,16 +110,6 @@ class ExportedProgram:
     def state(self) -> dict[str, Any]:
         """The tensors that it holds, by module path."""
         return self.graph.attributes
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Those of the state that are floats and not written."""
-        return {path: self.state[path] for path in self.signature.parameters}
-
-    @property
-    def buffers(self) -> dict[str, Any]:
-        """All others of the state."""
-        return {path: self.state[path] for path in self.signature.buffers}
 
     @property
     def range_constraints(self) -> dict[str, tuple[float, float]]:
@@ -191,13 +182,8 @@ class ExportedProgram:
         Raises:
             StructureError: a name is none of the state.
         """
-        if unknown := [name for name in state if name not in self.state]:
-            raise StructureError(
-                f"{self.__name__}: there is no `{unknown[0]}` in the state, which has "
-                f"{', '.join(self.state) or 'nothing'}."
-            )
         graph = copy(self.graph)
-        graph.attributes = {**self.state, **state}
+        graph.attributes = self._replaced(state)
         return self._with(graph)
 
     # --- comparing ---

@@ -62,6 +62,8 @@ class Specs:
             raise _no_spec(text, error.msg) from None
         except (ArgumentValueError, DTypeError) as error:
             raise _no_spec(text, str(error)) from None
+        except (RecursionError, MemoryError):
+            raise _no_spec(text[:80], "it is nested too deep, or too large") from None
 
     def _example(self, tree: ast.expr) -> Example:
         match tree:

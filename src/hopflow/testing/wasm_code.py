@@ -95,7 +95,8 @@ _ARGUMENTS: Final = ("input", "updated", "number")
 
 def _written(parameter: Parameter, value: Any) -> dict[str, Any]:
     if parameter.role == "number":
-        return {"number": repr(value), "dtype": parameter.type.dtype.name}
+        number = np.asarray(value).item()
+        return {"number": repr(number), "dtype": parameter.type.dtype.name}
     array = np.ascontiguousarray(np.asarray(value))
     data = base64.b64encode(array.tobytes()).decode()
     shape = np.shape(value)

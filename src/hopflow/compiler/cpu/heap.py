@@ -12,12 +12,22 @@ from hopflow.compiler.reuse import ALIGNMENT
 
 
 class Heap:
-    """The heap of the C library."""
+    """The heap of the C library, or of others who have the same functions.
+
+    aligned      the parameters before the size: what addresses are multiples of
+    functions    the names of those that allocate, reallocate and free memory
+    """
+
+    aligned: tuple[int, ...] = (ALIGNMENT,)
+    functions: tuple[str, str, str] = "aligned_alloc", "realloc", "free"
 
     def allocate(self, f: Function, size: str) -> str:
         """Return a register with the address of `size` bytes; null: there are none."""
-        f.module.external("ptr @aligned_alloc(i64, i64)")
-        return f.emit(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {size})")
+        name = self.functions[0]
+        parameters = ", ".join("i64" for _ in (*self.aligned, size))
+        arguments = ", ".join(f"i64 {x}" for x in (*self.aligned, size))
+        f.module.external(f"ptr @{name}({parameters})")
+        return f.emit(f"call ptr @{name}({arguments})")
 
     def reallocate(
         self,
@@ -30,13 +40,15 @@ class Heap:
 
         It frees `pointer`, which may be null, and has `old` bytes.
         """
-        f.module.external("ptr @realloc(ptr, i64)")
-        return f.emit(f"call ptr @realloc(ptr {pointer}, i64 {size})")
+        name = self.functions[1]
+        f.module.external(f"ptr @{name}(ptr, i64)")
+        return f.emit(f"call ptr @{name}(ptr {pointer}, i64 {size})")
 
     def free(self, f: Function, pointer: str) -> None:
         """Free memory of `allocate` or `reallocate`; `pointer` may be null."""
-        f.module.external("void @free(ptr)")
-        f.do(f"call void @free(ptr {pointer})")
+        name = self.functions[2]
+        f.module.external(f"void @{name}(ptr)")
+        f.do(f"call void @{name}(ptr {pointer})")
 
     def mark(self, f: Function) -> str:  # noqa: ARG002
         """Emit, at the start of a function, what `release` needs; return its name."""
@@ -50,23 +62,8 @@ class GuardedHeap(Heap):
     """Memory of `compiler.cpu.guarded`: it ends with its last byte, and so may begin at
     any address."""
 
-    def allocate(self, f: Function, size: str) -> str:
-        f.module.external("ptr @hf_guarded_alloc(i64)")
-        return f.emit(f"call ptr @hf_guarded_alloc(i64 {size})")
-
-    def reallocate(
-        self,
-        f: Function,
-        pointer: str,
-        old: str,  # noqa: ARG002
-        size: str,
-    ) -> str:
-        f.module.external("ptr @hf_guarded_realloc(ptr, i64)")
-        return f.emit(f"call ptr @hf_guarded_realloc(ptr {pointer}, i64 {size})")
-
-    def free(self, f: Function, pointer: str) -> None:
-        f.module.external("void @hf_guarded_free(ptr)")
-        f.do(f"call void @hf_guarded_free(ptr {pointer})")
+    aligned = ()
+    functions = "hf_guarded_alloc", "hf_guarded_realloc", "hf_guarded_free"
 
 
 class Workspace(Heap):

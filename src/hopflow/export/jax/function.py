@@ -1,11 +1,10 @@
 """`to_jax` and `to_stablehlo`: an exported program as a function of JAX."""
 
-import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from hopflow.errors import (
     ShapeError,
     StructureError,
 )
+from hopflow.export.exported import Exported, Stateful
 from hopflow.export.jax.frames import (
     Array,
     Asserts,
@@ -32,44 +32,22 @@ from hopflow.export.jax.rules import evaluate
 from hopflow.export.jax.sizes import Number, condition, number, side
 from hopflow.export.signature import Input, Signature
 from hopflow.graph.core import Graph, Var
-from hopflow.graph.module import ComputedSource, GraphModule, Source
+from hopflow.graph.module import ComputedSource, Source
 from hopflow.graph.types import TensorType
 from hopflow.recursion import deep_recursion
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Symbol, free_symbols
 
 
-class Program(Protocol):
-    """What of an `ExportedProgram` a function is made of."""
-
-    @property
-    def __name__(self) -> str: ...
-
-    @property
-    def __signature__(self) -> inspect.Signature: ...
-
-    @property
-    def module(self) -> GraphModule: ...
-
-    @property
-    def state(self) -> Mapping[str, Any]: ...
-
-    @property
-    def signature(self) -> Signature: ...
-
-    @property
-    def constraints(self) -> tuple[str, ...]: ...
-
-
 @dataclass(frozen=True, eq=False)
 class _Definition:
     """All of a function that is no array."""
 
-    program: Program
+    program: Exported
     translation: Translation
 
 
-class JaxFunction:
+class JaxFunction(Stateful):
     """An exported program as a function of JAX.
 
     It takes and gives the pytrees of the program, of `jax.Array`s. `jax.jit`,
@@ -84,13 +62,11 @@ class JaxFunction:
 
     What a call writes, to arguments or to buffers, is returned: the result of a program
     that writes is a pair (result, written), of which `written` maps paths to arrays.
-
-    state   the arrays that it holds, by module path
     """
 
     def __init__(self, definition: _Definition, state: Mapping[str, Any]) -> None:
         self._definition = definition
-        self.state = dict(state)
+        self._state = dict(state)
         self.__name__ = definition.program.__name__
         self.__signature__ = definition.program.__signature__
 
@@ -103,14 +79,9 @@ class JaxFunction:
         return self._definition.program.signature
 
     @property
-    def parameters(self) -> dict[str, Array]:
-        """Those of the state that are floats and not written."""
-        return {path: self.state[path] for path in self.signature.parameters}
-
-    @property
-    def buffers(self) -> dict[str, Array]:
-        """All others of the state."""
-        return {path: self.state[path] for path in self.signature.buffers}
+    def state(self) -> dict[str, Array]:
+        """The arrays that it holds, by module path."""
+        return self._state
 
     def with_state(self, state: Mapping[str, Array]) -> "JaxFunction":
         """The function with other arrays in places of those that it holds.
@@ -118,12 +89,7 @@ class JaxFunction:
         Raises:
             StructureError: a name is none of the state.
         """
-        if unknown := [name for name in state if name not in self.state]:
-            raise StructureError(
-                f"{self.__name__}: there is no `{unknown[0]}` in the state, which has "
-                f"{', '.join(self.state) or 'nothing'}."
-            )
-        return JaxFunction(self._definition, {**self.state, **state})
+        return JaxFunction(self._definition, self._replaced(state))
 
     @deep_recursion()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +110,7 @@ class JaxFunction:
         return _Call(self).run(tuple(bound.arguments.values()))
 
 
-def to_function(program: Program, asserts: Asserts) -> JaxFunction:
+def to_function(program: Exported, asserts: Asserts) -> JaxFunction:
     """The program as a function of JAX.
 
     Raises:
@@ -334,7 +300,7 @@ def _is_equal(expected: Number, size: Any) -> bool:
 
 
 def to_artifact(
-    program: Program, platforms: Sequence[str] | None, derivatives: int
+    program: Exported, platforms: Sequence[str] | None, derivatives: int
 ) -> bytes:
     """The program as `jax.export` writes it.
 
@@ -375,7 +341,7 @@ def _without_constants(function: JaxFunction) -> Any:
     return call
 
 
-def _arguments(program: Program) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(program: Exported) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The types of the arguments, with symbolic dimensions for symbols."""
     module, signature = program.module, program.signature
     dimensions = _Dimensions(program)
@@ -393,7 +359,7 @@ class _Dimensions:
     """The symbolic dimensions of `jax.export` for the sizes of a program's arguments,
     with its constraints on them."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Exported) -> None:
         module = program.module
         symbols = {
             symbol: None

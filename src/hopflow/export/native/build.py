@@ -18,6 +18,7 @@ from hopflow.compiler.llvm.software import with_software
 from hopflow.compiler.pipeline import kernels_of, lower
 from hopflow.compiler.reuse import reuse
 from hopflow.errors import ExportError
+from hopflow.export.exported import Exported
 from hopflow.export.native.entry import Entry
 from hopflow.export.native.failures import Failures
 from hopflow.export.native.header import header
@@ -29,7 +30,6 @@ from hopflow.export.native.package import (
     pkg_config,
 )
 from hopflow.export.native.parameters import (
-    Exported,
     Parameters,
     parameters_of,
     program_graph,

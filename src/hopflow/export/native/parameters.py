@@ -11,14 +11,14 @@ program holds and writes, and each result.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.export.signature import Signature
+from hopflow.export.exported import Exported
 from hopflow.graph.core import Graph
-from hopflow.graph.module import ComputedSource, GraphModule, Source
+from hopflow.graph.module import ComputedSource, Source
 from hopflow.graph.rewriting import clone
 from hopflow.graph.types import SYMBOL_TYPE, TensorType
 from hopflow.symbolic.size import Symbol
@@ -31,22 +31,6 @@ that is written, and one that the program makes in the workspace."""
 
 OWN: Final = ("workspace", "workspace_bytes", "details")
 """The names of the parameters that every function has."""
-
-
-class Exported(Protocol):
-    """What of an `ExportedProgram` native code is made of."""
-
-    @property
-    def __name__(self) -> str: ...
-
-    @property
-    def module(self) -> GraphModule: ...
-
-    @property
-    def signature(self) -> Signature: ...
-
-    @property
-    def constraints(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -7,19 +7,20 @@ from functools import partial
 from importlib.metadata import version
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from hopflow import dtypes
+from hopflow.export.exported import Exported
 from hopflow.export.onnx.frames import Check, Frame, Writer
 from hopflow.export.onnx.library import DOMAIN, OPSET, library
 from hopflow.export.onnx.rules import write
 from hopflow.export.onnx.scopes import Scope, Value, tensor, value_info
 from hopflow.export.onnx.sizes import Known, Number
-from hopflow.export.signature import Signature, plain_path
+from hopflow.export.signature import plain_path
 from hopflow.graph.core import Graph, SourceLine
-from hopflow.graph.module import ComputedSource, GraphModule, Source
+from hopflow.graph.module import ComputedSource, Source
 from hopflow.graph.types import Shape, TensorType
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH
 
@@ -34,23 +35,7 @@ MOST_BYTES: Final = 1 << 30
 two gigabytes."""
 
 
-class Program(Protocol):
-    """What of an `ExportedProgram` a model is made of."""
-
-    @property
-    def __name__(self) -> str: ...
-
-    @property
-    def module(self) -> GraphModule: ...
-
-    @property
-    def signature(self) -> Signature: ...
-
-    @property
-    def constraints(self) -> tuple[str, ...]: ...
-
-
-def to_model(program: Program, asserts: Asserts) -> Any:
+def to_model(program: Exported, asserts: Asserts) -> Any:
     """The model, a `ModelProto`, which the checker of `onnx` has accepted.
 
     Raises:
@@ -97,7 +82,7 @@ class _Writing:
     names     by the path of a leaf or tensor, the name in the model
     """
 
-    def __init__(self, program: Program, asserts: Asserts) -> None:
+    def __init__(self, program: Exported, asserts: Asserts) -> None:
         self.program = program
         self.writer = Writer(asserts, write, shared=_shared(program.module.graph))
         self.scope = Scope(self.writer.names)

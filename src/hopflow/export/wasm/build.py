@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from hopflow.export.exported import Exported
 from hopflow.export.native.build import compile_native
-from hopflow.export.native.parameters import Exported
 from hopflow.export.native.targets import WASM
 from hopflow.export.wasm.interface import (
     as_script,

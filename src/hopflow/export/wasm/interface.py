@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from hopflow import dtypes
+from hopflow.export.exported import Exported
 from hopflow.export.native.build import Compiled
 from hopflow.export.native.entry import shaped
-from hopflow.export.native.parameters import Exported, Parameter, Parameters
+from hopflow.export.native.parameters import Parameter, Parameters
 from hopflow.export.sizes import SymbolWriter
 from hopflow.graph.module import Source
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols
