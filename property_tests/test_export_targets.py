@@ -20,7 +20,11 @@ from hopflow.testing.requires import requires
 from hopflow.testing.strategies import programs
 from hopflow.testing.transforms import Transform
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [
+    pytest.mark.slow,
+    # A program that is found is as long as it was drawn.
+    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
+]
 
 
 class Target(NamedTuple):

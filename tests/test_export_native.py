@@ -351,6 +351,21 @@ def test_a_size_that_breaks_a_constraint_has_a_status(native: Native) -> None:
 
 
 @in_library
+def of_a_power() -> Call:
+    """A constraint on a number that int64 cannot hold, which a smaller one decides."""
+
+    def f(x: Any) -> Any:
+        return x * 2.0 if x.shape[0] ** 40 != 0 else hf.ones((1,))
+
+    return exported(f, A, dynamic_shapes=True)
+
+
+def test_a_constraint_on_a_power_is_decided_without_the_power(native: Native) -> None:
+    native.check("of_a_power", hf.asarray(np.arange(700.0)))
+    assert native.run("of_a_power", np.zeros(0)).text.startswith("GuardError: x.shape")
+
+
+@in_library
 def labelled() -> Call:
     """A loop that shows its progress in Python, and two calls of a subgraph."""
 

@@ -101,6 +101,26 @@ def test_conditions_print_as_they_are_asked(env: ShapeEnv) -> None:
     assert {str(condition): condition for condition in asked.values()} == asked
 
 
+def test_conditions_on_signs_omit_powers(env: ShapeEnv) -> None:
+    x, y, _ = unbacked(env)
+    z = env.unbacked("z", -9)
+    same: list[tuple[Any, Any]] = [
+        (x**40 * y**3 == 0, x * y == 0),
+        (x * x * y != 0, x * y != 0),
+        (x**3 > 0, x > 0),
+        (x**3 * y + x * x <= 0, x * (x * y + 1) <= 0),
+        (z**4 == 0, z == 0),
+        (z**3 * x < 0, z * x < 0),
+        (z**4 > 0, z**2 > 0),
+        (z**5 * x**2 >= 0, z * x >= 0),
+    ]
+    for condition, simpler in same:
+        assert str(condition) == str(simpler)
+    different = [z**2 > 0, x * x > 1, x * x == 4, x * x < y * y]
+    shown = ["z*z >= 1", "x*x >= 2", "x*x == 4", "x*x < y*y"]
+    assert [str(condition) for condition in different] == shown
+
+
 def test_quotients_and_remainders_have_a_normal_form(env: ShapeEnv) -> None:
     s, t, u = (env.unbacked(name) for name in "stu")
     p = env.unbacked("p", 1)

@@ -2,7 +2,8 @@
 
 A comparison of integers becomes `P op k`, where P is a polynomial without a constant,
 whose coefficients have no common divisor and the first of which is positive. Thus `2*x
-< 4` and `x <= 1` are the same condition, and so are `x < y` and `y > x`.
+< 4` and `x <= 1` are the same condition, and so are `x < y` and `y > x`. Where only the
+sign of P decides, its common factors have no powers: `x*x*y == 0` is `x*y == 0`.
 """
 
 import operator
@@ -12,7 +13,7 @@ from typing import Any, Final, TypeAlias, final
 
 from hopflow.entries import blames_user
 from hopflow.errors import DataDependentError
-from hopflow.symbolic.atoms import replace, replace_terms
+from hopflow.symbolic.atoms import declared, replace, replace_terms
 from hopflow.symbolic.lookups import is_asked_by_user
 from hopflow.symbolic.terms import (
     Env,
@@ -26,9 +27,11 @@ from hopflow.symbolic.terms import (
     hash_terms,
     is_constant,
     negate,
+    normal,
     plus_constant,
     split_constant,
     symbols_of,
+    without,
 )
 from hopflow.tracebacks import OWN_FILES
 
@@ -279,6 +282,8 @@ class SymBool:
 
 
 _STRICT: Final = {("<=", -1): "<", (">=", 1): ">"}
+# Comparisons that only the sign of the left side decides.
+_SIGNS: Final = {("==", 0), ("!=", 0), ("<=", 0), (">=", 0), ("<=", -1), (">=", 1)}
 _OPPOSITE: Final = {"==": "!=", "!=": "==", "==.": "!=.", "!=.": "==."}
 
 
@@ -301,7 +306,32 @@ def relation(op: str, difference: Terms) -> bool | SymBool:
         terms = tuple([(monomial, factor // common) for monomial, factor in terms])
     # common*P <= -k  is  P <= floor(-k / common); for >=, the ceiling
     bound = -(k // common) if op == ">=" else -k // common
+    if (op, bound) in _SIGNS:
+        lower = _with_sign_of(terms, is_zero_enough=op in ("==", "!="))
+        if lower != terms:
+            return relation(op, plus_constant(lower, -bound))
     return SymBool(op, (terms, bound))
+
+
+def _with_sign_of(terms: Terms, *, is_zero_enough: bool) -> Terms:
+    """Return terms with lower powers of the common factors, and the same sign.
+
+    A product of sizes is zero, or positive, where the product without powers is. The
+    latter is still a number of int64 where the former is none: compiled code, which
+    computes in int64, would refuse it.
+
+    Args:
+        terms: A polynomial without a constant.
+        is_zero_enough: Whether the result may have another sign where it is not zero.
+    """
+    for factor in dict.fromkeys(terms[0][0]):
+        omitted = min(monomial.count(factor) for monomial, _ in terms) - 1
+        if not is_zero_enough and declared(factor).low < 0:
+            omitted -= omitted % 2
+        if omitted > 0:
+            divisor = (factor,) * omitted
+            terms = normal({without(m, divisor) or (): k for m, k in terms})
+    return terms
 
 
 def difference_of(condition: SymBool) -> Terms:
