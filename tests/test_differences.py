@@ -48,3 +48,19 @@ def test_what_is_decided_nearby_says_nothing() -> None:
         return [np.asarray(step)]
 
     assert slopes(line) is None
+
+
+@pytest.mark.parametrize("slope", [0.3, 0.4347716203799772, -0.7])
+@pytest.mark.parametrize("value", [33.35, 1e3, -1e6])
+def test_the_last_place_of_a_large_result_is_no_slope(
+    value: float, slope: float
+) -> None:
+    """Not even where the noise of intermediate results is too small to move it."""
+
+    def line(step: float, _: Rounding) -> list[np.ndarray]:
+        return [np.asarray(value + np.sin(slope * step))]
+
+    found = slopes(line)
+    assert found is not None
+    assert found.wrong([np.asarray(slope)]) is None
+    assert found.wrong([np.asarray(slope * 1.01)]) is not None

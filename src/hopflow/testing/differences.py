@@ -66,13 +66,16 @@ def slopes(f: Line) -> Slopes | None:
             return None
         far, near = (right - left) / (2 * STEP), (near_right - near_left) / STEP
         values.append(near)
-        allowed.append(2 * _largest(far - near) + 4 * noise + SLACK * _unit(near))
+        rounding = SLACK * _unit(near, center)
+        allowed.append(2 * _largest(far - near) + 4 * noise + rounding)
     return Slopes(values, allowed)
 
 
-def _unit(slope: Array) -> float:
-    """Return the error of a slope by the rounding of the step."""
-    return float(np.finfo(np.float64).eps) / STEP * max(_largest(slope), 1.0)
+def _unit(slope: Array, value: Array) -> float:
+    """Return the error of a slope by the rounding of the step and of the results: runs
+    with noise that is smaller than their last place do not show it."""
+    largest = max(_largest(slope), _largest(value), 1.0)
+    return float(np.finfo(np.float64).eps) / STEP * largest
 
 
 def _largest(x: Array) -> float:
