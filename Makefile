@@ -9,7 +9,7 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help demo test soak fuzz mutants bench lint types layers tables wheel clean
+.PHONY: help demo test soak fuzz mutants bench bench-compare lint types layers tables wheel clean
 .NOTPARALLEL:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make fuzz     draw programs for an hour, and compare all their executions"
 	@echo "make mutants  plant faults, and find them"
 	@echo "make bench    run the benchmarks"
+	@echo "make bench-compare OLD=v1 NEW=v2   time the rows in two revisions, by turns"
 	@echo "make lint     ruff: the rules, and the format"
 	@echo "make types    mypy, strict"
 	@echo "make layers   which module may import which"
@@ -43,6 +44,9 @@ mutants: $(VENV)/.has-test
 
 bench: $(VENV)/.has-bench
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-compare: $(VENV)/.has-bench
+	$(BIN)/python -m benchmarks.compare $(OLD) $(NEW) $(ARGS)
 
 tables: $(VENV)/.has-test
 	HOPFLOW_WRITE_TABLES=1 $(BIN)/pytest -q tests/test_conformance.py tests/test_export_targets.py $(ARGS)

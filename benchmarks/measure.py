@@ -75,7 +75,7 @@ def measure(workload: Workload, repeat: int) -> Row:
     Raises:
         Disagreement: the results differ by more than the workload allows.
     """
-    pair: list[Side] = [_Hopflow(workload), _Jax(workload)]
+    pair: list[Side] = [Hopflow(workload), _Jax(workload)]
     sides = [*pair, *([_Symbolic(workload)] * (workload.mode == "jit"))]
     expected = pair[1].answer()
     for side in sides:
@@ -98,7 +98,7 @@ def measure_calls(calls: Calls, repeat: int) -> Row:
     Raises:
         Disagreement: the results differ by more than is allowed.
     """
-    pair: list[Side] = [_Hopflow(calls), _Jax(calls)]
+    pair: list[Side] = [Hopflow(calls), _Jax(calls)]
     _compare(calls, *(side.answer() for side in pair))
     with no_collection():
         firsts = _firsts(pair, 1)
@@ -169,7 +169,9 @@ class Side(Protocol):
         """The leaves of the result as NumPy arrays."""
 
 
-class _Hopflow:
+class Hopflow:
+    """Hopflow, with the arguments of a workload."""
+
     dynamic: bool | None = None
 
     def __init__(self, work: Workload | Calls) -> None:
@@ -205,7 +207,7 @@ class _Hopflow:
         return [np.asarray(leaf) for leaf in pytree.flatten(results)[0]]
 
 
-class _Symbolic(_Hopflow):
+class _Symbolic(Hopflow):
     """All sizes of the arguments are symbols."""
 
     dynamic = True

@@ -15,6 +15,7 @@ from hopflow.testing.requires import load
 jax = load("jax>=0.11")
 
 from benchmarks import __main__ as command  # noqa: E402
+from benchmarks import compare as comparing  # noqa: E402
 from benchmarks import flat as flat_command  # noqa: E402
 from benchmarks import measure as measuring  # noqa: E402
 from benchmarks.measure import (  # noqa: E402
@@ -241,3 +242,40 @@ def test_a_ratio_says_how_many_times_as_long_a_step_takes_at_the_larger_size() -
         *("rows", "1", "us", "2", "us", "2.0x"),
         *("1", "ns", "1", "us", "1000.0x"),
     ]
+
+
+# --- two states -----------------------------------------------------------------------
+
+
+def test_two_states_are_measured_by_turns() -> None:
+    with comparing.sources_of(None) as sources:
+        old, new = (comparing.State(sources, 1e-5) for _ in range(2))
+        pair = comparing.compare("while", old, new, rounds=3)
+        unknown = comparing.compare("no such row", old, new, rounds=3)
+        old.close()
+        new.close()
+    for times in (pair.old, pair.new):
+        assert times is not None
+        assert len(times.firsts) == len(times.runs) == 3
+        assert min(*times.firsts, *times.runs) > 0
+    assert unknown == comparing.Pair("no such row", None, None)
+
+
+def test_a_ratio_is_that_of_runs_that_took_turns() -> None:
+    pair = comparing.Pair("a", Times([2.0], [1.0, 4.0, 1.0]), Times([1.0], [2, 2, 3]))
+    assert pair.ratios == (0.5, 2.0)
+    line = comparing.format_pair(pair).split()
+    assert line == ["a", *"2 s 1 s 0.500x 1 s 2 s 2.000x".split()]
+    fails = comparing.Pair("b", None, pair.new)
+    assert comparing.format_pair(fails).split() == ["b", *"- 1 s - - 2 s -".split()]
+    means = comparing.format_means([pair, fails])
+    assert means.split() == ["geometric", "mean", "0.500x", "2.000x"]
+    assert comparing.format_means([fails]) == "no row that both states run"
+
+
+def test_an_unknown_revision_is_an_error_of_git() -> None:
+    with (
+        pytest.raises(SystemExit, match=r"no-such-revision|not a git repository"),
+        comparing.sources_of("no-such-revision"),
+    ):
+        pass
