@@ -15,7 +15,11 @@ def check(
     program: Any, values: Sequence[Any], dynamic: bool | None, _is_right: IsRight
 ) -> None:
     """Compare a program with its native code: the bits of what it gives and writes are
-    those of the jitted program, and so is what it says when it stops."""
+    those of the jitted program, and so is what it says when it stops.
+
+    Native code computes sizes in int64, and stops where one of the numbers that a size
+    or a constraint depends on does not fit. Python's integers have no end.
+    """
     try:
         found = run_native(program, *map(np.array, values))
     except ExportError as refused:
@@ -27,6 +31,8 @@ def check(
         first, second = map(str, found.details)
         text = found.text.replace("{0}", first).replace("{1}", second)
         assert text == expected.error
+        return
+    if dynamic and "int64 cannot hold" in found.text:
         return
     assert found.status == 0, found.text
     arrays = [*expected.new, *expected.written]
