@@ -466,6 +466,7 @@ INPUTS: Final = {
     "Squeeze": "Ti",
     "Slice": "Tii",
     "Gather": "Ti",
+    "GatherElements": "Ti",
     "GatherND": "Ti",
     "ScatterElements": "TiT",
     "Pad": "TiT",

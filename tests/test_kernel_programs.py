@@ -62,7 +62,11 @@ def branched(x: Any) -> Any:
 
 
 def several(x: Any) -> Any:
-    return x.at[2].add(5.0), hf.cumulative_sum(x), hf.sort(x)
+    return (
+        x.at[2].add(5.0),
+        hf.cumulative_sum(x),
+        hf.sort(hf.zeros((12,), dtype=x.dtype)),
+    )
 
 
 TEXTS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -134,9 +138,10 @@ program several(x: f64[5]):
     v0: f64[1] = 5.0 for i0 < 1
     v1: f64[5] = x with [i0 + 2] = v0[i0] by (old, new -> old + new) for i0 < 1
     v2: f64[5] = prefix (old, new -> old + new) along i0 from 0.0 of x[i0] for i0 < 5
-    v3: i64[5] = argsort(x, 5, False)
-    v4: f64[5] = x[max(min(v3[i0], 4), 0)] for i0 < 5
-    return v1, v2, v4
+    v3: f64[12] = 0.0 for i0 < 12
+    v4: i64[12] = argsort(v3, 12, False)
+    v5: f64[12] = v3[max(min(v4[i0], 11), 0)] for i0 < 12
+    return v1, v2, v5
 """,
     ),
 }

@@ -119,6 +119,73 @@ def test_top_k_are_the_first_of_the_descending_order(
         assert np.asarray(values).tobytes() == x[np.asarray(order)].tobytes()
 
 
+def rows_of_keys(dtype: dtypes.DType, rows: int, n: int) -> Any:
+    """Rows with every other key equal to one before it."""
+    x = keys(dtype, rows * n).reshape(rows, n)
+    x[:, 2::2] = x[:, : x[:, 2::2].shape[1]]
+    return x
+
+
+@pytest.mark.parametrize("n", range(1, sorting.SHORT + 2))
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_short_rows_are_sorted_as_long_ones(dtype: dtypes.DType, n: int) -> None:
+    x = rows_of_keys(dtype, 37, n)
+
+    @hf.jit
+    def sorted_(x: Any) -> Any:
+        return [
+            (
+                sorting.argsort(x, descending=descending),
+                sorting.sort(x, descending=descending),
+                sorting.sort(x.mT, axis=0, descending=descending),
+                sorting.top_k(x, n // 2).indices,
+            )
+            for descending in (False, True)
+        ]
+
+    for descending, found in zip((False, True), sorted_(x), strict=True):
+        want = sorting._argsort_run(x, descending=descending)
+        order, values, columns, first = map(np.asarray, found)
+        assert order.tolist() == want.tolist()
+        assert values.tobytes() == np.take_along_axis(x, want, -1).tobytes()
+        assert columns.T.tobytes() == values.tobytes()
+        if descending:
+            assert first.tolist() == want[:, : n // 2].tolist()
+
+
+@pytest.mark.parametrize("transform", ["value", "grad", "vmap", "jvp of grad"])
+def test_medians_of_neighbours(transform: str) -> None:
+    """What reads one element of a sorted window computes that one alone."""
+
+    def medians(x: Any) -> Any:
+        wide = hf.concat([x[:1], x, x[-1:]])
+        windows = hf.stack([wide[k : k + x.shape[0]] for k in range(3)])
+        return sorting.sort(windows, axis=0)[1]
+
+    def total(x: Any) -> Any:
+        return hf.sum(hf.sin(medians(x)) * x)
+
+    x = hf.asarray(np.random.default_rng(0).normal(size=20).round(1))
+    f: Any = {
+        "value": medians,
+        "grad": hf.grad(total),
+        "vmap": lambda x: hf.vmap(medians)(hf.stack([x, -x, x * x])),
+        "jvp of grad": lambda x: hf.jvp(hf.grad(total), (x,), (hf.cos(x),)),
+    }[transform]
+    with hf.debug():
+        expected = f(x)
+    agree_all(hf.jit(f)(x), expected)
+    agree_all(hf.jit(f, dynamic=True)(x), expected)
+
+
+def agree_all(found: Any, expected: Any) -> None:
+    pairs = zip(
+        hf.pytree.flatten(found)[0], hf.pytree.flatten(expected)[0], strict=True
+    )
+    for a, b in pairs:
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-13, atol=1e-13)
+
+
 def test_sorting_empty_axes() -> None:
     agree(sorting.sort(asarray(np.zeros((2, 0)))), np.zeros((2, 0)))
     agree(sorting.argsort(asarray(np.zeros((0, 2)))), np.zeros((0, 2), np.int64))

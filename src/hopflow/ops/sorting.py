@@ -1,5 +1,6 @@
 """Sorting: argsort, sort, top_k."""
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -8,8 +9,18 @@ from hopflow import dtypes
 from hopflow.bind import Value
 from hopflow.errors import ShapeError
 from hopflow.graph.types import TensorType
-from hopflow.loop_ir.expr import const, extent
-from hopflow.loop_ir.kernels import Library, Operand
+from hopflow.loop_ir.expr import (
+    Expr,
+    Index,
+    binary,
+    compare,
+    const,
+    extent,
+    index,
+    select,
+    unary,
+)
+from hopflow.loop_ir.kernels import Library, Operand, Pointwise
 from hopflow.ops import batching
 from hopflow.ops.convert import apply
 from hopflow.ops.deferred import with_elements
@@ -19,6 +30,10 @@ from hopflow.ops.rules import Array, as_flag, as_size, normalize_axis
 from hopflow.ops.sizes import less
 from hopflow.ops.views import Types, as_tensor, moved
 from hopflow.symbolic.size import Size, free_symbols
+
+SHORT: Final = 10
+"""Up to this number of elements are sorted by comparisons that no branch depends on,
+many rows at a time."""
 
 
 def _argsort_infer(x: TensorType, **_: bool) -> TensorType:
@@ -41,8 +56,12 @@ def _argsort_run(x: Array, *, descending: bool) -> Array:
     return flipped
 
 
-def _argsort_lower(_types: Types, x: Operand, *, descending: bool) -> Library:
+def _argsort_lower(
+    _types: Types, x: Operand, *, descending: bool
+) -> Library | Pointwise:
     n = x.type.shape[-1]
+    if _is_short(n):
+        return Pointwise(lambda at: _choose(_in_order(x, at, descending)[1], at[-1]))
     return Library(
         "argsort",
         (x,),
@@ -50,6 +69,49 @@ def _argsort_lower(_types: Types, x: Operand, *, descending: bool) -> Library:
         batch=x.type.ndim - 1,
         workspace=(TensorType(dtypes.int64, (n,)),) * 3,
     )
+
+
+def _is_short(n: Size) -> bool:
+    return isinstance(n, int) and 0 < n <= SHORT
+
+
+def _in_order(x: Operand, at: Index, descending: bool) -> tuple[list[Expr], list[Expr]]:
+    """Return the elements along a short last axis in order, and their positions.
+
+    Neighbours are exchanged in n rounds of odd-even transposition (D. Knuth, The Art of
+    Computer Programming, volume 3, section 5.3.4), which keeps the order of equal
+    elements.
+    """
+    positions = [index(k) for k in range(x.type.shape[-1])]
+    keys = [x[(*at[:-1], position)] for position in positions]
+    for first in range(len(keys)):
+        for k in range(first % 2, len(keys) - 1, 2):
+            swaps = _comes_first(keys[k + 1], keys[k], descending)
+            for row in (keys, positions):
+                a, b = row[k : k + 2]
+                row[k : k + 2] = select(swaps, b, a), select(swaps, a, b)
+    return keys, positions
+
+
+def _comes_first(x: Expr, y: Expr, descending: bool) -> Expr:
+    """Return whether `x` belongs before `y`, which it follows now."""
+    stays = compare("ge" if descending else "le", y, x)
+    swaps = unary("not", stays)
+    if x.dtype.kind != "f":
+        return swaps
+    # A comparison with NaN is false: those of two NaNs stay.
+    is_number = unary("not", unary("isnan", y if descending else x))
+    return binary("and", swaps, is_number)
+
+
+def _choose(row: Sequence[Expr], at: Expr, start: int = 0) -> Expr:
+    """Return the expression at a position of a row, which starts at `start`."""
+    if len(row) == 1:
+        return row[0]
+    middle = len(row) // 2
+    low = _choose(row[:middle], at, start)
+    high = _choose(row[middle:], at, start + middle)
+    return select(compare("lt", at, index(start + middle)), low, high)
 
 
 _argsort: Final = OpDef(
@@ -61,7 +123,7 @@ _argsort: Final = OpDef(
     batch=batching.along,
     samples=(
         Sample(("T[3, 5]",), {"descending": False}, dtypes.ALL),
-        Sample(("T[7]",), {"descending": True}, dtypes.ALL),
+        Sample(("T[2, 12]",), {"descending": True}, dtypes.ALL),
         Sample(("T[2, 0]",), {"descending": False}),
     ),
 )
@@ -85,8 +147,12 @@ def _top_order_run(x: Array, *, count: int) -> Array:
     return np.ascontiguousarray(_argsort_run(x, descending=True)[..., :count])
 
 
-def _top_order_lower(_types: Types, x: Operand, *, count: Size) -> Library:
+def _top_order_lower(_types: Types, x: Operand, *, count: Size) -> Library | Pointwise:
     n = x.type.shape[-1]
+    if _is_short(n):
+        return Pointwise(
+            lambda at: _choose(_in_order(x, at, descending=True)[1], at[-1])
+        )
     return Library(
         "top_order",
         (x,),
@@ -107,6 +173,43 @@ _top_order: Final = OpDef(
         Sample(("T[3, 5]",), {"count": 2}, dtypes.ALL),
         Sample(("T[300]",), {"count": 100}, dtypes.ALL),
         Sample(("T[2, 4]",), {"count": 0}),
+    ),
+)
+
+
+def _short_sort_infer(x: TensorType, **_: bool) -> TensorType:
+    return x
+
+
+def _short_sort_run(x: Array, *, descending: bool) -> Array:
+    """The elements of `x` in order along its last axis, which is short.
+
+    All NaNs are equal, and greater than any number.
+    """
+    order = _argsort_run(x, descending=descending)
+    return np.take_along_axis(x, order, axis=-1)
+
+
+def _short_sort_lower(_types: Types, x: Operand, *, descending: bool) -> Pointwise:
+    return Pointwise(lambda at: _choose(_in_order(x, at, descending)[0], at[-1]))
+
+
+def _short_sort_jvp(t: Any, _out: Value, x: Value, *, descending: bool) -> Value:
+    return _picked(t, apply(_argsort, x, descending=descending))
+
+
+_short_sort: Final = OpDef(
+    name="short_sort",
+    promote=None,
+    infer=_short_sort_infer,  # T[*s, n] -> T[*s, n]
+    run=_short_sort_run,
+    lower=_short_sort_lower,
+    jvp=(_short_sort_jvp,),
+    batch=batching.along,
+    samples=(
+        Sample(("T[3, 5]",), {"descending": False}, dtypes.ALL),
+        Sample(("T[8]",), {"descending": True}, dtypes.ALL),
+        Sample(("T[2, 1]",), {"descending": False}),
     ),
 )
 
@@ -158,8 +261,12 @@ def sort(
     """
     as_flag("sort", "stable", stable)
     last, axis = _prepared("sort", x, axis)
-    order = apply(_argsort, last, descending=as_flag("sort", "descending", descending))
-    return moved(_picked(last, order), last.ndim - 1, axis)  # type: ignore[no-any-return]
+    descending = as_flag("sort", "descending", descending)
+    if _is_short(last.shape[-1]):
+        result = apply(_short_sort, last, descending=descending)
+    else:
+        result = _picked(last, apply(_argsort, last, descending=descending))
+    return moved(result, last.ndim - 1, axis)  # type: ignore[no-any-return]
 
 
 def _picked(x: Any, order: Value) -> Value:

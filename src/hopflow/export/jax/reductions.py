@@ -72,6 +72,10 @@ def _argsort(site: Site, x: Array, *, descending: bool) -> Array:
     return _ordered(site, x, site.types[0].shape[-1], descending=descending)
 
 
+def _short_sort(site: Site, x: Array, *, descending: bool) -> Array:
+    return site.jnp.sort(x, axis=-1, stable=True, descending=descending)
+
+
 def _top_order(site: Site, x: Array, *, count: Size) -> Array:
     return _ordered(site, x, count, descending=True)
 
@@ -103,5 +107,6 @@ RULES: Final[dict[str, Callable[..., Any]]] = {
     "reduce_prod": _total("prod"),
     "reduce_sum": _total("sum"),
     "searchsorted": _searchsorted,
+    "short_sort": _short_sort,
     "top_order": _top_order,
 }

@@ -126,6 +126,7 @@ KERNELS: Final[Mapping[str, Operator]] = {
     "Concat": _operator(_ALL, "moves"),
     "Pad": _operator("bool i8 i32 i64 u8 u32 u64 f16 bf16 f32 f64", "moves", (0, 2)),
     "Gather": _operator(_ALL, "moves", _FIRST),
+    "GatherElements": _operator(_ALL, "moves", _FIRST),
     "GatherND": _operator(_ALL, "moves", _FIRST),
     "ScatterElements": _operator(_ALL, "moves", (0, 2)),
     "NonZero": _operator("bool i32 i64 u8 f16 f32", results=_INT),
