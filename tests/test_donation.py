@@ -257,3 +257,66 @@ def test_an_argument_that_is_written_leaves_results_alone() -> None:
     found = hf.jit(f, donate=(0,))(hf.asarray(x.copy()))
     for got, one in zip(found, want, strict=True):
         np.testing.assert_array_equal(got, one)
+
+
+# --- large arrays begin at a cache line -----------------------------------------------
+
+
+def large() -> Any:
+    """A result of 8 KB, which begins at a cache line."""
+    return hf.jit(lambda: hf.arange(1000, dtype=hf.float64) * 1.0)()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_a_large_result_begins_at_a_cache_line(rows: int) -> None:
+    f = lambda x: (x * 2, hf.sum(x, axis=0), x > 0.5)  # noqa: E731
+    for dynamic in (None, True):
+        for y in hf.jit(f, dynamic=dynamic)(hf.ones((rows, 5000))):
+            assert address(y) % 64 == 0
+    x = hf.asarray(np.ones((rows, 5000)), copy=True)
+    assert address(x) % 64 == 0
+    np.testing.assert_array_equal(x, np.ones((rows, 5000)))
+
+
+def test_a_large_result_is_donated_if_nobody_else_has_it() -> None:
+    step = hf.jit(lambda x: x + 1, donate=(0,))
+    x = large()
+    first = address(x)
+    for _ in range(3):
+        x = step(x)
+        assert address(x) == first
+    np.testing.assert_array_equal(x, np.arange(1000) + 3.0)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda x: np.asarray(x),
+        lambda x: np.asarray(x)[10:],
+        lambda x: memoryview(np.asarray(x)),
+        lambda x: np.asarray(x).base,
+    ],
+    ids=["array", "view", "buffer", "memory"],
+)
+def test_a_large_result_that_somebody_has_is_copied(
+    kept: Callable[[Any], Any],
+) -> None:
+    x = large()
+    other = kept(x)
+    before = np.array(other)
+    y = hf.jit(lambda x: x + 1, donate=(0,))(x)
+    assert not np.may_share_memory(np.asarray(y), np.asarray(other))
+    np.testing.assert_array_equal(other, before)
+
+
+def test_the_rest_of_an_array_is_donated_once_the_array_is_gone() -> None:
+    whole = np.arange(9.0)
+    step = hf.jit(lambda x: x * 2, donate=(0,))
+    assert address(step(hf.from_numpy(whole[2:]))) != whole[2:].ctypes.data
+    assert whole.tolist() == np.arange(9.0).tolist()
+    rest = whole[2:]
+    del whole
+    x = hf.from_numpy(rest)
+    where = rest.ctypes.data
+    del rest
+    assert address(step(x)) == where

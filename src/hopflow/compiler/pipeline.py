@@ -56,6 +56,7 @@ from hopflow.progress import shown
 from hopflow.recursion import deep_recursion
 from hopflow.stats import counts
 from hopflow.tensor import EagerTensor
+from hopflow.tensor.aligned import aligned_empty, is_small_array
 
 _Call: TypeAlias = Callable[..., Trapped | None]
 
@@ -159,6 +160,9 @@ class Executable:
             (WORD if b in allocated else t.dtype.dtype, t.weak, sources.get(b))
             for t, b in results
         ]
+        shapes = zip(self._out_shapes, self._results, strict=True)
+        small = (is_small_array(shape, dtype) for shape, (dtype, *_) in shapes)
+        self._empty = np.empty if all(small) else aligned_empty
         self._symbols = len(graph.symbols)
 
     def __call__(
@@ -246,7 +250,7 @@ class Executable:
     ) -> list[Any]:
         """Return memory for results of these shapes: new, or that of an input."""
         return [
-            np.empty(shape, dtype) if source is None else arrays[source]
+            self._empty(shape, dtype) if source is None else arrays[source]
             for shape, (dtype, _, source) in zip(shapes, self._results, strict=True)
         ]
 
@@ -346,18 +350,28 @@ class _Variant(NamedTuple):
 def _is_alone(tensor: EagerTensor) -> bool:
     """Return whether only `tensor` uses its memory.
 
-    A view, an array of another library or a buffer would refer to the array, or be its
-    base.
+    A view, an array of another library or a buffer would refer to the array or to its
+    base, or be its base.
     """
     if getrefcount(tensor.array) != _OWN_REFERENCES:
         return False
-    flags = tensor.array.flags
-    writable = flags.writeable and not tensor.storage.readonly
-    return flags.c_contiguous and flags.owndata and writable
+    array = tensor.array
+    if array.base is not None and _base_references(array) != _BASE_REFERENCES:
+        return False
+    owner = array if array.base is None else array.base
+    owns = isinstance(owner, np.ndarray) and owner.flags.owndata
+    writable = array.flags.writeable and not tensor.storage.readonly
+    return array.flags.c_contiguous and owns and writable
+
+
+def _base_references(array: Any) -> int:
+    base = array.base
+    return getrefcount(base)
 
 
 _PROBE: Final = EagerTensor(np.empty(0))
 _OWN_REFERENCES: Final = getrefcount(_PROBE.array)
+_BASE_REFERENCES: Final = _base_references(np.empty(1)[:0])
 
 
 def _place_of(graph: Graph, symbol: Var) -> tuple[int, int]:

@@ -36,6 +36,7 @@ from hopflow.ops.rules import Array
 from hopflow.ops.views import stored
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, SymFloat, SymInt
+from hopflow.tensor.aligned import aligned_copy
 from hopflow.tensor.base import Tensor
 from hopflow.tensor.memory import Storage
 
@@ -195,7 +196,7 @@ class EagerTensor(Tensor):
         return _restored, (self.host_array, self.type.weak)
 
     def __copy__(self) -> "EagerTensor":
-        return EagerTensor(self.host_array.copy(), weak=self.type.weak)
+        return EagerTensor(aligned_copy(self.host_array), weak=self.type.weak)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EagerTensor":
         memo[id(self)] = copied = self.__copy__()

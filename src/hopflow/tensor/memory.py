@@ -24,6 +24,7 @@ from hopflow.errors import (
 )
 from hopflow.graph.types import TensorType
 from hopflow.ops.rules import Array
+from hopflow.tensor.aligned import aligned_copy
 from hopflow.tensor.dlpack import import_dlpack
 
 
@@ -181,7 +182,7 @@ def import_array(
             f"tensor of this `{type(obj).__name__}`. Leave `copy` out."
         )
     if copy and shared:
-        ready, shared = ready.copy(), False
+        ready, shared = aligned_copy(ready), False
     return ready, shared and not ready.flags.writeable
 
 

@@ -51,6 +51,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     map_expressions,
     map_operands,
     operands,
+    space_of,
 )
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import Expr, condition_of, index_of
@@ -302,9 +303,8 @@ def _repeats(equation: Equation | None, type_: TensorType, cost: int) -> bool:
     """Return whether a reduction would compute elements more often than pays."""
     if equation is None or not isinstance(equation.definition, Reduction):
         return False
-    space = (*equation.results[0].shape, *equation.definition.space)
     size = static_size(type_)
-    steps = prod(n if isinstance(n, int) else 64 for n in space)
+    steps = prod(n if isinstance(n, int) else 64 for n in space_of(equation))
     again = 1 if size is None else steps // max(size, 1) - 1
     return cost * again > CHEAP
 

@@ -26,6 +26,7 @@ from hopflow.compiler.kernel_program.program import (
 from hopflow.compiler.kernel_program.registers import shape_key
 from hopflow.compiler.kernel_program.rewriting import (
     all_blocks,
+    space_of,
     values_read,
 )
 from hopflow.compiler.memory.allocations import same_layout
@@ -66,10 +67,8 @@ def _may_follow(check: Equation, equation: Equation, replaced: set[Value]) -> bo
         return True
     if not isinstance(definition, Pointwise | Reduction) or equation.symbol is not None:
         return False
-    space = equation.results[0].shape
-    if isinstance(definition, Reduction):
-        space = (*space, *definition.space)
-    if any(shape_key(part.shape) != shape_key(space) for part in effect.checks):
+    space = shape_key(space_of(equation))
+    if any(shape_key(part.shape) != space for part in effect.checks):
         return False
     return not any(
         same_layout(result.type, value.type)

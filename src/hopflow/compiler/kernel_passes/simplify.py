@@ -21,8 +21,6 @@ from hopflow.compiler.kernel_program.definitions import (
     Definition,
     Effect,
     Pointwise,
-    Reduction,
-    Scatter,
     axes,
 )
 from hopflow.compiler.kernel_program.program import (
@@ -37,6 +35,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     all_blocks,
     all_expressions,
     map_expressions,
+    space_of,
 )
 from hopflow.compiler.kernel_program.sizes import size_of_expr
 from hopflow.dtypes import DType
@@ -159,12 +158,8 @@ def _without_proven(effect: Effect, facts: _Facts) -> tuple[Effect, list[Value]]
 
 
 def _simplified(equation: Equation, kernel: Definition, facts: _Facts) -> Definition:
-    shape: tuple[Size, ...] = equation.results[0].shape if equation.results else ()
+    shape = space_of(equation)
     is_scalar = isinstance(kernel, Pointwise) and not shape
-    if isinstance(kernel, Scatter):
-        shape = kernel.space
-    if isinstance(kernel, Reduction):
-        shape = (*shape, *kernel.space)
     roots = all_expressions(kernel)
     order = nodes(*roots)
     learns = is_scalar and any(v.dtype.is_integer for v in equation.results)

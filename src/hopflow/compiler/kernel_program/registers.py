@@ -1,6 +1,6 @@
 """Which values are small enough for registers, as their shapes tell."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Final
 
@@ -42,7 +42,7 @@ def indices_of(type_: TensorType) -> list[Index]:
     return indices([n for n in type_.shape if isinstance(n, int)])
 
 
-def shape_key(shape: Shape) -> Hashable:
+def shape_key(shape: Shape) -> tuple[object, ...]:
     """Return a key that is equal for shapes whose sizes are equal as expressions.
 
     It uses no facts about symbols, as a fact may come from a check that has not run

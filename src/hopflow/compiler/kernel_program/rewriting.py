@@ -18,6 +18,7 @@ from hopflow.compiler.kernel_program.program import (
     blocks,
 )
 from hopflow.compiler.kernel_program.registers import is_small
+from hopflow.graph.types import Shape
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.kernels import Callback, Library
@@ -114,6 +115,17 @@ def all_expressions(definition: d.Definition) -> list[Expr]:
 def elements(roots: Sequence[Expr]) -> Iterator[Expr]:
     """Yield the "element" nodes of expressions, each once."""
     return (node for node in nodes(*roots) if node.op == "element")
+
+
+def space_of(equation: Equation) -> Shape:
+    """Return the shape of the axes that the expressions of an equation are over."""
+    definition = equation.definition
+    if isinstance(definition, d.Scatter):
+        return definition.space
+    shape = equation.results[0].shape if equation.results else ()
+    if isinstance(definition, d.Reduction):
+        return (*shape, *definition.space)
+    return shape
 
 
 def operands(definition: d.Definition | Region) -> tuple[Value, ...]:
