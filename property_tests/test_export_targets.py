@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from property_tests.targets import jax, native, onnx
+from property_tests.targets import jax, native, onnx, wasm
 from property_tests.targets.running import ERRORS, IsRight
 
 import hopflow as hf
@@ -43,11 +43,13 @@ TARGETS: Final = {
     "ONNX": Target(onnx.check, few=6),
     "JAX": Target(jax.check, few=4),
     "native code": Target(native.check, few=10),
+    "WebAssembly": Target(wasm.check, few=4),
 }
 NEEDS: Final = {
     "ONNX": ("onnx>=1.23", "onnxruntime>=1.32"),
     "JAX": ("jax>=0.11",),
     "native code": ("cc",),
+    "WebAssembly": ("node", "wasm-ld"),
 }
 
 
