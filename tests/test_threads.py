@@ -2,9 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,24 +46,6 @@ def trips(count: int = 4000) -> Any:
 
 def decayed(n: Any) -> Any:
     return 1000.0 * (1 - 0.999**n)
-
-
-def most_threads_during(work: Callable[[], object]) -> int:
-    """How many threads the process has at most while `work` runs."""
-    most, done = 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not done.is_set():
-            most = max(most, len(os.listdir("/proc/self/task")))
-            time.sleep(0.001)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    work()
-    done.set()
-    watcher.join()
-    return most - 1
 
 
 # --- results --------------------------------------------------------------------------
@@ -216,20 +200,53 @@ def test_calls_from_several_threads_at_once() -> None:
         np.testing.assert_allclose(found[k], decayed(ns))
 
 
+HELPED = """
+import os, time
+import numpy as np
+import hopflow as hf
+
+hf.config.num_threads = 4
+
+def decay(n):
+    step = lambda k, x: (k + 1, x * 0.999 + 1.0)
+    return hf.while_loop(lambda k, _: k < n, step, (0, np.float64(0.0)))[1]
+
+def started():
+    "How many threads there are more than at the beginning."
+    return len(os.listdir("/proc/self/task")) - before
+
+run = hf.jit(hf.vmap(decay))
+few, many = np.full(200, 10), np.full(200, 100_000)
+many[0] = FIRST  # the first thread may be busy with what it has taken
+run(few)
+before = len(os.listdir("/proc/self/task"))
+run(few)
+print(started(), end=" ")
+for _ in range(2):
+    run(many)
+    print(started(), end=" ")
+hf.config.num_threads = 2
+run(many)
+print(started(), end=" ")
+child = os.fork()
+if not child:
+    before = len(os.listdir("/proc/self/task"))
+    found = np.asarray(run(many))
+    print(started(), np.all(found == np.asarray(run(many))), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+run(many)
+"""
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts in /proc")
 @pytest.mark.parametrize("first", [1000, 100_000_000])
-def test_other_threads_help_and_are_gone_afterwards(first: int) -> None:
-    ns = np.full(200, 10_000_000)
-    ns[0] = first  # the first thread may be busy with what it has taken
-    run = hf.jit(hf.vmap(decay))
-    run(ns[:1] * 0)
-    run(np.zeros_like(ns))
-    before = len(os.listdir("/proc/self/task"))
-    assert most_threads_during(lambda: run(ns)) == before + 3
-    deadline = time.monotonic() + 5
-    while len(os.listdir("/proc/self/task")) > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+def test_other_threads_are_made_once_and_stay(first: int) -> None:
+    """In a process of its own, and in one that it forks."""
+    program = HELPED.replace("FIRST", str(first))
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["0", "3", "3", "3", "1", "True"]
 
 
 # --- traps and interrupts -------------------------------------------------------------

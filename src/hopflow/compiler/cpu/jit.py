@@ -19,8 +19,10 @@ T = TypeVar("T")
 # LLVM may insert calls of these.
 _ALWAYS: Final = ("memcpy", "memmove", "memset")
 _ASKED: Final = (
-    "malloc aligned_alloc realloc free fmod fmodf clock_gettime "
-    "pthread_create pthread_detach nanosleep mmap mprotect munmap"
+    "malloc aligned_alloc realloc free fmod fmodf clock_gettime nanosleep "
+    "pthread_create pthread_detach pthread_mutex_init pthread_mutex_lock "
+    "pthread_mutex_unlock pthread_cond_init pthread_cond_wait pthread_cond_broadcast "
+    "mmap mprotect munmap"
 ).split()
 
 

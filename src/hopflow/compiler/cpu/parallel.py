@@ -3,13 +3,19 @@
 Such a loop becomes a function of a range of iterations. An array of words passes it the
 variables and the buffers of the enclosing program that it reads.
 
-`hf_parallel` runs it. The calling thread begins with the first iterations, and starts
-other threads only after several times the time that it takes to start them: a short
-loop costs no more than a call. Each thread repeatedly takes a stretch of iterations,
-short enough that it returns now and then. The results do not depend on the assignment
-of iterations to threads. A trap ends the loop as it does serially: the one of the
-lowest iteration is reported. Only the first thread polls for Ctrl-C; the others read
-its flag.
+`hf_parallel` runs it. The calling thread begins with the first iterations. It lets
+other threads help once the rest will take several times as long as it takes to wake
+them: a short loop costs no more than a call. Each thread repeatedly takes a stretch of
+iterations, short enough that it returns now and then. The results do not depend on the
+assignment of iterations to threads. A trap ends the loop as it does serially: the one
+of the lowest iteration is reported. Only the first thread polls for Ctrl-C; the others
+read its flag.
+
+The helping threads are those of a pool. They are made when a loop first needs them, and
+sleep between loops. One loop at a time has the pool; a loop within another one, and one
+of another thread of the user, runs on its own thread alone. A loop gives out places: a
+ticket has their number and the number of the loop in one word, so that a thread that
+wakes late gets no place in a loop that has ended. A forked process makes threads anew.
 """
 
 from typing import Final
@@ -34,9 +40,14 @@ from hopflow.loop_ir.program import For, Swap
 
 MOST: Final = 64
 """The largest number of threads."""
-START: Final = 500_000
-"""Nanoseconds after which other threads are started. To start them takes 20,000, but a
-thread that waits for a busy processor costs millions."""
+SOON: Final = 20_000
+"""Nanoseconds after which the time that the rest takes is estimated."""
+WORTH: Final = 100_000
+"""Nanoseconds that the rest must take for other threads to help. To wake them takes up
+to 60,000, and a thread that waits for a busy processor costs millions."""
+SPIN: Final = 20_000
+"""Nanoseconds that a thread of the pool waits for the next loop before it sleeps, and
+that the first thread waits for the others."""
 SHORT: Final = 10_000
 """After a stretch that took fewer nanoseconds, the next is twice as long."""
 LONG: Final = 100_000
@@ -140,19 +151,37 @@ def _allocate(inner: CpuEmitter, s: For, private: list[Buffer]) -> list[str]:
     _NEXT,  # the first iteration that no thread has taken
     _STOP,  # whether there was an interrupt
     _FAILED,  # the start of the first stretch that failed
-    _RUNNING,  # the number of running threads besides the first
-    _STARTED,  # the number of threads ever started
-    _BEGAN,  # the start time; `NEVER` once others were started
+    _PLACES,  # the number of places for other threads; 0 if the pool does not help
+    _STARTED,  # the number of threads that have helped
+    _BEGAN,  # the start time; `NEVER` once the pool was asked
 ) = range(9)
 _REPORTS: Final = 9
 NEVER: Final = 2**63 - 1
 _WORDS: Final = _REPORTS + 4 * MOST
 
+# Words of the pool.
+(
+    _OWNED,  # 1 while a loop has the pool
+    _TICKET,  # the number of the loop, and in the last byte that of its free places
+    _JOB,  # of the loop
+    _FINISHED,  # how many threads have left their place
+    _THREADS,  # how many threads were made
+    _ASLEEP,  # how many sleep, or are about to
+    _IS_MADE,  # whether the mutex and the condition variable are made
+) = range(7)
+_MUTEX: Final = 8
+_CONDITION: Final = 24
+POOL_WORDS: Final = 40
+"""Words of the pool: 16 each for the mutex and the condition variable are more than
+they take on any system."""
+_PLACE_BITS: Final = 8
 
-def _words(*words: int) -> str:
+
+def _words(*words: int, of: str = "job") -> str:
     """Return lines with the addresses of words of `%job`, as `%job.0` and so on."""
+    base = "@hf_pool" if of == "pool" else f"%{of}"
     return "\n".join(
-        f"  %job.{k} = getelementptr i64, ptr %job, i64 {k}" for k in words
+        f"  %{of}.{k} = getelementptr i64, ptr {base}, i64 {k}" for k in words
     )
 
 
@@ -209,6 +238,11 @@ bad:
   %interrupted = icmp eq i64 %status, {INTERRUPTED}
   br i1 %interrupted, label %halt, label %done
 adapt:
+  br i1 %leads, label %summon, label %measure
+summon:
+  call void @start(ptr %job)
+  br label %measure
+measure:
   %took = sub i64 %after, %before
   %short = icmp slt i64 %took, {SHORT}
   %long = icmp sgt i64 %took, {LONG}
@@ -229,7 +263,7 @@ poll:
   %calm = icmp eq i64 %signal, 0
   br i1 %calm, label %again, label %halt
 again:
-  %polled.next = phi i64 [ %polled, %adapt ], [ %after, %poll ]
+  %polled.next = phi i64 [ %polled, %measure ], [ %after, %poll ]
   br label %claim
 halt:
   store atomic i64 1, ptr %job.{_STOP} seq_cst, align 8
@@ -242,62 +276,165 @@ done:
 _START: Final = f"""
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
+declare i32 @pthread_mutex_init(ptr, ptr)
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_init(ptr, ptr)
+declare i32 @pthread_cond_wait(ptr, ptr)
+declare i32 @pthread_cond_broadcast(ptr)
 declare i32 @nanosleep(ptr, ptr)
 @hf_num_threads = external global i64
+@hf_pool = external global i64
 
 define internal void @start(ptr %job) nounwind {{
 entry:
-{_words(_EXTENT, _NEXT, _RUNNING, _BEGAN)}
+{_words(_EXTENT, _NEXT, _PLACES, _BEGAN)}
+{_words(*range(_IS_MADE + 1), _MUTEX, _CONDITION, of="pool")}
   %thread = alloca i64
-  %asked = load i64, ptr @hf_num_threads
-  %threads = call i64 @llvm.smin.i64(i64 %asked, i64 {MOST})
   %began = load i64, ptr %job.{_BEGAN}
+  %asked = icmp eq i64 %began, {NEVER}
+  br i1 %asked, label %done, label %estimate
+estimate:
   %now = call i64 @now()
   %elapsed = sub i64 %now, %began
-  %long = icmp sge i64 %elapsed, {START}
   %extent = load i64, ptr %job.{_EXTENT}
   %next = load atomic i64, ptr %job.{_NEXT} seq_cst, align 8
-  %some = icmp slt i64 %next, %extent
-  %several = icmp sgt i64 %threads, 1
-  %worth = and i1 %some, %several
-  %wanted = and i1 %long, %worth
-  br i1 %wanted, label %once, label %done
-once:
+  %left = sub i64 %extent, %next
+  %elapsed.f = sitofp i64 %elapsed to double
+  %next.f = sitofp i64 %next to double
+  %left.f = sitofp i64 %left to double
+  %each.f = fdiv double %elapsed.f, %next.f
+  %rest.f = fmul double %each.f, %left.f
+  %is.long = fcmp oge double %rest.f, {float(WORTH)}
+  %is.sure = icmp sge i64 %elapsed, {SOON}
+  %wanted.threads = load i64, ptr @hf_num_threads
+  %threads = call i64 @llvm.smin.i64(i64 %wanted.threads, i64 {MOST})
+  %places = sub i64 %threads, 1
+  %several = icmp sgt i64 %places, 0
+  %worth.0 = and i1 %is.long, %is.sure
+  %worth = and i1 %worth.0, %several
+  br i1 %worth, label %ask, label %done
+ask:
   store i64 {NEVER}, ptr %job.{_BEGAN}
-  br label %start
-start:
-  %k = phi i64 [ 1, %once ], [ %k.next, %started ]
-  %unused.1 = atomicrmw add ptr %job.{_RUNNING}, i64 1 seq_cst
-  %fault = call i32 @pthread_create(ptr %thread, ptr null, ptr @help, ptr %job)
-  %made = icmp eq i32 %fault, 0
-  br i1 %made, label %detach, label %missing
+  %pair = cmpxchg ptr %pool.{_OWNED}, i64 0, i64 1 seq_cst seq_cst, align 8
+  %is.mine = extractvalue {{ i64, i1 }} %pair, 1
+  br i1 %is.mine, label %own, label %done
+own:
+  %is.made = load i64, ptr %pool.{_IS_MADE}
+  %made = icmp ne i64 %is.made, 0
+  br i1 %made, label %prepare, label %make
+make:
+  %unused.0 = call i32 @pthread_mutex_init(ptr %pool.{_MUTEX}, ptr null)
+  %unused.1 = call i32 @pthread_cond_init(ptr %pool.{_CONDITION}, ptr null)
+  store i64 1, ptr %pool.{_IS_MADE}
+  br label %prepare
+prepare:
+  store ptr %job, ptr %pool.{_JOB}
+  store i64 0, ptr %pool.{_FINISHED}
+  %ticket = load atomic i64, ptr %pool.{_TICKET} seq_cst, align 8
+  %loop = lshr i64 %ticket, {_PLACE_BITS}
+  %seen = inttoptr i64 %loop to ptr
+  br label %grow
+grow:
+  %count = load i64, ptr %pool.{_THREADS}
+  %enough = icmp sge i64 %count, %places
+  br i1 %enough, label %publish, label %create
+create:
+  %fault = call i32 @pthread_create(ptr %thread, ptr null, ptr @serve, ptr %seen)
+  %created = icmp eq i32 %fault, 0
+  br i1 %created, label %detach, label %publish
 detach:
   %number = load i64, ptr %thread
   %unused.2 = call i32 @pthread_detach(i64 %number)
-  br label %started
-missing:
-  %unused.3 = atomicrmw sub ptr %job.{_RUNNING}, i64 1 seq_cst
-  br label %started
-started:
-  %k.next = add i64 %k, 1
-  %more = icmp slt i64 %k.next, %threads
-  br i1 %more, label %start, label %done
+  %count.next = add i64 %count, 1
+  store i64 %count.next, ptr %pool.{_THREADS}
+  br label %grow
+publish:
+  store i64 %places, ptr %job.{_PLACES}
+  %loop.next = add i64 %loop, 1
+  %high = shl i64 %loop.next, {_PLACE_BITS}
+  %ticket.next = or i64 %high, %places
+  store atomic i64 %ticket.next, ptr %pool.{_TICKET} seq_cst, align 8
+  %asleep = load atomic i64, ptr %pool.{_ASLEEP} seq_cst, align 8
+  %some.sleep = icmp sgt i64 %asleep, 0
+  br i1 %some.sleep, label %wake, label %done
+wake:
+  %unused.3 = call i32 @pthread_mutex_lock(ptr %pool.{_MUTEX})
+  %unused.4 = call i32 @pthread_cond_broadcast(ptr %pool.{_CONDITION})
+  %unused.5 = call i32 @pthread_mutex_unlock(ptr %pool.{_MUTEX})
+  br label %done
 done:
   ret void
 }}
 """
 
-_HELP: Final = f"""
-define internal ptr @help(ptr %job) nounwind {{
-{_words(_STOP, _RUNNING, _STARTED)}
+# A thread of the pool; `%first` is the number of the last loop that it does not serve.
+_SERVE: Final = f"""
+define internal ptr @serve(ptr %first) nounwind {{
+entry:
+{_words(_TICKET, _JOB, _FINISHED, _ASLEEP, _MUTEX, _CONDITION, of="pool")}
+  %before = ptrtoint ptr %first to i64
+  br label %wait
+wait:
+  %seen = phi i64 [ %before, %entry ], [ %loop.2, %served ]
+  %since = call i64 @now()
+  br label %spin
+spin:
+  %ticket.0 = load atomic i64, ptr %pool.{_TICKET} seq_cst, align 8
+  %loop.0 = lshr i64 %ticket.0, {_PLACE_BITS}
+  %same.0 = icmp eq i64 %loop.0, %seen
+  br i1 %same.0, label %idle, label %join
+idle:
+  %now = call i64 @now()
+  %waited = sub i64 %now, %since
+  %long = icmp sge i64 %waited, {SPIN}
+  br i1 %long, label %sleep, label %spin
+sleep:
+  %unused.0 = call i32 @pthread_mutex_lock(ptr %pool.{_MUTEX})
+  %unused.1 = atomicrmw add ptr %pool.{_ASLEEP}, i64 1 seq_cst
+  br label %check
+check:
+  %ticket.1 = load atomic i64, ptr %pool.{_TICKET} seq_cst, align 8
+  %loop.1 = lshr i64 %ticket.1, {_PLACE_BITS}
+  %same.1 = icmp eq i64 %loop.1, %seen
+  br i1 %same.1, label %rest, label %awake
+rest:
+  %unused.2 = call i32 @pthread_cond_wait(
+      ptr %pool.{_CONDITION}, ptr %pool.{_MUTEX})
+  br label %check
+awake:
+  %unused.3 = atomicrmw sub ptr %pool.{_ASLEEP}, i64 1 seq_cst
+  %unused.4 = call i32 @pthread_mutex_unlock(ptr %pool.{_MUTEX})
+  br label %join
+join:
+  %ticket.2 = load atomic i64, ptr %pool.{_TICKET} seq_cst, align 8
+  %loop.2 = lshr i64 %ticket.2, {_PLACE_BITS}
+  %free = and i64 %ticket.2, {(1 << _PLACE_BITS) - 1}
+  %is.free = icmp ne i64 %free, 0
+  br i1 %is.free, label %take, label %served
+take:
+  %ticket.3 = sub i64 %ticket.2, 1
+  %pair = cmpxchg ptr %pool.{_TICKET}, i64 %ticket.2, i64 %ticket.3 seq_cst seq_cst
+  %taken = extractvalue {{ i64, i1 }} %pair, 1
+  br i1 %taken, label %help, label %join
+help:
+  %job = load ptr, ptr %pool.{_JOB}
+  call void @help(ptr %job)
+  %unused.5 = atomicrmw add ptr %pool.{_FINISHED}, i64 1 seq_cst
+  br label %served
+served:
+  br label %wait
+}}
+
+define internal void @help(ptr %job) nounwind {{
+{_words(_STOP, _STARTED)}
   %block = alloca [{HEADER} x i64]
   %flag = getelementptr i64, ptr %block, i64 {FLAG}
   store ptr %job.{_STOP}, ptr %flag
   %before = atomicrmw add ptr %job.{_STARTED}, i64 1 seq_cst
   %who = add i64 %before, 1
   call void @work(ptr %job, ptr %block, i64 %who, i1 false)
-  %last = atomicrmw sub ptr %job.{_RUNNING}, i64 1 seq_cst
-  ret ptr null
+  ret void
 }}
 """
 
@@ -307,7 +444,8 @@ define i64 @hf_parallel(
 entry:
   %job = alloca [{_WORDS} x i64]
   %pause = alloca [2 x i64]
-{_words(_FUNCTION, _CELLS, _EXTENT, _STOP, _FAILED, _RUNNING, _BEGAN)}
+{_words(_FUNCTION, _CELLS, _EXTENT, _STOP, _FAILED, _PLACES, _BEGAN)}
+{_words(_OWNED, _TICKET, _FINISHED, of="pool")}
   call void @llvm.memset.p0.i64(ptr %job, i8 0, i64 {8 * _WORDS}, i1 false)
   store ptr %function, ptr %job.{_FUNCTION}
   store ptr %cells, ptr %job.{_CELLS}
@@ -322,11 +460,27 @@ entry:
   store ptr %job, ptr %to.job
   call void @work(ptr %job, ptr %block, i64 0, i1 true)
   store ptr null, ptr %to.job
+  %places = load i64, ptr %job.{_PLACES}
+  %is.alone = icmp eq i64 %places, 0
+  br i1 %is.alone, label %finish, label %close
+close:
+  %ticket = atomicrmw and ptr %pool.{_TICKET}, i64 -{1 << _PLACE_BITS} seq_cst
+  %free = and i64 %ticket, {(1 << _PLACE_BITS) - 1}
+  %taken = sub i64 %places, %free
+  %since = call i64 @now()
   br label %wait
 wait:
-  %running = load atomic i64, ptr %job.{_RUNNING} seq_cst, align 8
-  %joined = icmp eq i64 %running, 0
-  br i1 %joined, label %finish, label %poll
+  %finished = load atomic i64, ptr %pool.{_FINISHED} seq_cst, align 8
+  %joined = icmp eq i64 %finished, %taken
+  br i1 %joined, label %release, label %spin
+release:
+  store atomic i64 0, ptr %pool.{_OWNED} seq_cst, align 8
+  br label %finish
+spin:
+  %time = call i64 @now()
+  %waited = sub i64 %time, %since
+  %is.soon = icmp slt i64 %waited, {SPIN}
+  br i1 %is.soon, label %wait, label %poll
 poll:
   %stop = load atomic i64, ptr %job.{_STOP} seq_cst, align 8
   %going = icmp eq i64 %stop, 0
@@ -378,4 +532,11 @@ done:
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 """
 
-TEXT: Final = "\n".join((_WORK, _START, _HELP, _RUN))
+THREADS: Final = (
+    *("pthread_create", "pthread_detach", "nanosleep"),
+    *("pthread_mutex_init", "pthread_mutex_lock", "pthread_mutex_unlock"),
+    *("pthread_cond_init", "pthread_cond_wait", "pthread_cond_broadcast"),
+)
+"""The functions of the system that the code calls."""
+
+TEXT: Final = "\n".join((_WORK, _START, _SERVE, _RUN))

@@ -6,6 +6,7 @@ code alive; its C function is the entry that all programs share.
 
 import ctypes
 import io
+import os
 import pickle  # noqa: TID251  # unpickled files hold machine code anyway
 import struct
 import threading
@@ -331,10 +332,23 @@ def _stubs(target: CpuTarget) -> Linked:
     symbols["hf_bounds_error"] = id(BoundsError)
     symbols["hf_epoch"] = ctypes.addressof(_epoch)
     symbols["hf_num_threads"] = ctypes.addressof(config.threads)
-    for name in ("clock_gettime", "pthread_create", "pthread_detach", "nanosleep"):
-        symbols[name] = c_symbols()[name]
+    symbols["hf_pool"] = ctypes.addressof(_pool)
+    symbols |= {
+        name: c_symbols()[name] for name in ("clock_gettime", *parallel.THREADS)
+    }
     code = shared_code(f"{TEXT}\n{parallel.TEXT}", target)
     return link(code, ("hf_entry", *_STUBS), always_linked() | symbols, target)
+
+
+_pool = (ctypes.c_int64 * parallel.POOL_WORDS)()
+
+
+def _forget_threads() -> None:
+    """Forget the threads of the pool, which a forked process has not."""
+    ctypes.memset(_pool, 0, ctypes.sizeof(_pool))
+
+
+os.register_at_fork(after_in_child=_forget_threads)
 
 
 # --- interrupts -----------------------------------------------------------------------
