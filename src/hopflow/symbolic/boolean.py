@@ -86,7 +86,7 @@ class SymBool:
     `&`, `|` and `~` combine conditions symbolically; `and`, `or` and `not` would ask.
     """
 
-    __slots__ = ("_hash", "args", "op")
+    __slots__ = ("_hash", "_symbols", "args", "op")
 
     op: str
     args: tuple[Any, ...]
@@ -127,12 +127,16 @@ class SymBool:
     @property
     def symbols(self) -> tuple[Symbol, ...]:
         """The symbols, each once, in order of appearance."""
-        return tuple(self._symbols({}))
+        try:
+            return self._symbols
+        except AttributeError:
+            self._symbols: tuple[Symbol, ...] = tuple(self._found({}))
+            return self._symbols
 
-    def _symbols(self, symbols: dict[Symbol, None]) -> dict[Symbol, None]:
+    def _found(self, symbols: dict[Symbol, None]) -> dict[Symbol, None]:
         for arg in self.args:
             if isinstance(arg, SymBool):
-                arg._symbols(symbols)
+                arg._found(symbols)
             elif not isinstance(arg, int):
                 symbols_of(arg, symbols)
         return symbols

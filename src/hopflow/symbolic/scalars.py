@@ -105,7 +105,7 @@ class SymInt(_Ordered):
     A polynomial with integer coefficients over symbols and atoms: see `terms.py`.
     """
 
-    __slots__ = ("_hash", "_value_hash", "expression")
+    __slots__ = ("_hash", "_is_one", "_value_hash", "expression")
 
     expression: Terms
 
@@ -148,10 +148,21 @@ class SymInt(_Ordered):
         """
         if isinstance(other, SymInt) and self.expression == other.expression:
             return True
-        equal = relation("==", terms.subtract(self.expression, terms_of(other)))
+        equal = self._equals(other)
         if isinstance(equal, SymBool) and any(s.hint is None for s in equal.symbols):
             return NOTHING.decide(equal) is True
         return implied_truth(equal) is True
+
+    def _equals(self, other: "Size") -> bool | SymBool:
+        """Return the condition `self == other`."""
+        if other.__class__ is not int or other != 1:
+            return relation("==", terms.subtract(self.expression, terms_of(other)))
+        try:  # broadcasting asks at each operation
+            return self._is_one
+        except AttributeError:
+            minus_one = terms.plus_constant(self.expression, -1)
+            self._is_one: bool | SymBool = relation("==", minus_one)
+            return self._is_one
 
     def _compare(self, op: str, other: Any) -> Any:
         if isinstance(other, int | SymInt):
