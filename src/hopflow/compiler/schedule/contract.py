@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from hopflow.compiler.schedule.summary import Summaries, Summary
+from hopflow.compiler.schedule.summary import Summaries
 from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
@@ -223,7 +223,7 @@ def _drop_rows(outermost: For, buffers: set[Buffer]) -> None:
     summaries = Summaries()
     uses = summaries.of(outermost).uses + Counter(walk.buffers(outermost))
     pending = [(outermost, buffers)]
-    dropped = False
+    dropped: dict[Buffer, set[int]] = {b: set() for b in buffers}
     while pending:
         loop, candidates = pending.pop()
         inner = [t for s in loop.body for t in _next(s)]
@@ -234,12 +234,13 @@ def _drop_rows(outermost: For, buffers: set[Buffer]) -> None:
         if not private:
             continue  # nothing is private to the loops in it, either
         if loop.independent and loop.binding.kind != "vector":
-            if dropped:  # axes have other numbers since
-                summary = Summary.of(loop)
             rows = {b: min(axes)[0] for b in private if (axes := summary.axes.get(b))}
             if fresh := _fresh(rows, loop):
-                _drop_axes({b: rows[b] for b in fresh}, loop)
-                dropped = True
+                # The summary has the numbers that axes had before others were dropped.
+                now = {b: rows[b] - sum(k < rows[b] for k in dropped[b]) for b in fresh}
+                _drop_axes(now, loop)
+                for buffer in fresh:
+                    dropped[buffer].add(rows[buffer])
         pending += [(t, private) for t in inner]
 
 
