@@ -92,6 +92,34 @@ def test_long_loops_of_elements_have_the_same_bits_on_several_threads(
     np.testing.assert_allclose(jitted(x), np.asarray(want), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", LONG)
+def test_loops_of_unknown_sizes_have_the_bits_of_known_ones(name: str) -> None:
+    f, shape = LONG[name]
+    known, unknown = hf.jit(f), hf.jit(f, dynamic=True)
+    for rows in (shape[0], 1, 2, 4096, 4097, 8192):
+        x = np.random.default_rng(0).normal(size=(rows, *shape[1:]))
+        want = np.asarray(known(x)).tobytes()
+        for count in COUNTS:
+            hf.config.num_threads = count
+            assert np.asarray(unknown(x)).tobytes() == want
+    assert "threads independent" in unknown.loop_ir
+
+
+def test_an_error_in_a_loop_of_unknown_size_is_the_first_one() -> None:
+    def f(x: Any, k: Any) -> Any:
+        return hf.map(lambda k: hf.fori_loop(0, 9, lambda i, y: y + x[k + i], 0.0), k)
+
+    x, k = np.arange(100.0), np.arange(3000) % 90
+    run = hf.jit(f, dynamic=True)
+    run(x, k)
+    assert "threads independent" in run.loop_ir
+    k[[700, 2999]] = 200, 300
+    with pytest.raises(IndexingError, match="index 200 is out of range"):
+        run(x, k)
+    with pytest.raises(IndexingError, match="index 300 is out of range"):
+        run(x, k[2999:])
+
+
 @pytest.mark.parametrize("f", [hf.sin, lambda x: hf.sum(hf.exp(x))])
 def test_short_loops_and_sums_have_one_thread(f: Any) -> None:
     """The tree of a sum of floats does not depend on the threads that there are."""

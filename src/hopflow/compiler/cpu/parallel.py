@@ -441,6 +441,18 @@ define internal void @help(ptr %job) nounwind {{
 _RUN: Final = f"""
 define i64 @hf_parallel(
     ptr %block, ptr %function, ptr %cells, i64 %extent) nounwind {{
+  %is.single = icmp eq i64 %extent, 1
+  br i1 %is.single, label %single, label %several
+single:
+  %only = call i64 %function(ptr %block, ptr %cells, i64 0, i64 1)
+  ret i64 %only
+several:
+  %all = call i64 @share(ptr %block, ptr %function, ptr %cells, i64 %extent)
+  ret i64 %all
+}}
+
+define internal i64 @share(
+    ptr %block, ptr %function, ptr %cells, i64 %extent) noinline nounwind {{
 entry:
   %job = alloca [{_WORDS} x i64]
   %pause = alloca [2 x i64]

@@ -37,8 +37,11 @@ from hopflow.loop_ir.program import (
 )
 from hopflow.loop_ir.walk import bodies, statements, uses
 
-LARGE: Final = 1 << 23
-"""Instructions of a loop over elements that is worth it: a millisecond."""
+LARGE: Final = 1 << 22
+"""Instructions of a loop over elements that is worth it: some tenths of a
+millisecond."""
+ELEMENTS: Final = 1 << 18
+"""Elements that a loop is taken to have if only the call knows their number."""
 BLOCK: Final = 1 << 12
 """Elements of a block: a few microseconds."""
 THREADS: Final = Binding("threads")
@@ -81,14 +84,20 @@ def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
     return writes_rows(loop, private_to(summary, named()))
 
 
-def _work(loop: For) -> int:
-    """Return about how many instructions a loop over elements takes; 0 if unknown."""
-    if not loop.extent.is_const:
-        return 0
-    steps: int = loop.extent.attr
+def _work(loop: For, unknown: int = ELEMENTS) -> int:
+    """Return about how many instructions a loop over elements takes.
+
+    Args:
+        unknown: The number of steps of a loop, and of those in it, if it is unknown.
+    """
+    steps: int = unknown
+    if loop.extent.is_const:
+        steps = loop.extent.attr
+    else:
+        unknown = 1
     inside = [s for s in loop.body if isinstance(s, For)]
     if inside:
-        return steps * sum(map(_work, inside))
+        return steps * sum(_work(s, unknown) for s in inside)
     return steps * Summary.of(loop).size
 
 
