@@ -32,6 +32,8 @@ from hopflow.symbolic.scalars import terms_of
 
 def nodes(*roots: Expr) -> list[Expr]:
     """Return every node of `roots` once, in topological order: operands first."""
+    if len(roots) == 1 and not roots[0].args:
+        return [*roots]
     order: dict[Expr, None] = {}
     for root in roots:
         if not root.args:

@@ -63,7 +63,8 @@ _Values: TypeAlias = Mapping[Buffer, _Value]
 
 def contract(program: Program, target: Target) -> None:
     """Edit a program in place, without the functions that it calls."""
-    homes = _homes(program, _only_by_element(program))
+    summaries = Summaries()
+    homes = _homes(program, _only_by_element(program), summaries)
     if not homes:
         return
     finder = _Finder(program.body, set(homes))
@@ -73,12 +74,13 @@ def contract(program: Program, target: Target) -> None:
     if contracted:
         _rewrite(program.body, {}, finder, target)
         program.arena = [b for b in program.arena if b not in contracted]
+        summaries = Summaries()
     loops: dict[For, set[Buffer]] = {}
     for buffer, [home, *others] in homes.items():
         if isinstance(home, For) and not others and buffer not in contracted:
             loops.setdefault(home, set()).add(buffer)
     for loop, buffers in loops.items():
-        _drop_rows(loop, buffers)
+        _drop_rows(loop, buffers, summaries)
 
 
 def _only_by_element(program: Program) -> set[Buffer]:
@@ -90,7 +92,9 @@ def _only_by_element(program: Program) -> set[Buffer]:
     return buffers
 
 
-def _homes(program: Program, buffers: set[Buffer]) -> dict[Buffer, list[Stmt]]:
+def _homes(
+    program: Program, buffers: set[Buffer], summaries: Summaries
+) -> dict[Buffer, list[Stmt]]:
     """Return the statements of a program that name each buffer.
 
     A buffer of several statements is left out, unless one is a store: a load elsewhere
@@ -99,11 +103,15 @@ def _homes(program: Program, buffers: set[Buffer]) -> dict[Buffer, list[Stmt]]:
     homes: dict[Buffer, list[Stmt]] = {}
     stored: set[Buffer] = set()
     for s in program.body if buffers else ():
-        for buffer in buffers.intersection(walk.uses([s])):
+        if isinstance(s, For):
+            own = {*summaries.of(s).uses, *walk.buffers(s)}
+        else:
+            own = set(walk.uses([s]))
+        for buffer in buffers.intersection(own):
             homes.setdefault(buffer, []).append(s)
         if isinstance(s, Store):
             stored.add(s.buffer)
-    return {b: own for b, own in homes.items() if len(own) == 1 or b in stored}
+    return {b: all_ for b, all_ in homes.items() if len(all_) == 1 or b in stored}
 
 
 class _Finder:
@@ -214,13 +222,12 @@ def _rewrite(body: list[Stmt], outer: _Values, finder: _Finder, target: Target) 
 # --- rows -----------------------------------------------------------------------------
 
 
-def _drop_rows(outermost: For, buffers: set[Buffer]) -> None:
+def _drop_rows(outermost: For, buffers: set[Buffer], summaries: Summaries) -> None:
     """Reduce each buffer that has a row for each iteration of a loop to one row.
 
     Args:
         outermost: A loop that is the only statement which names the buffers.
     """
-    summaries = Summaries()
     uses = summaries.of(outermost).uses + Counter(walk.buffers(outermost))
     pending = [(outermost, buffers)]
     dropped: dict[Buffer, set[int]] = {b: set() for b in buffers}
@@ -275,7 +282,13 @@ def _fresh(buffers: Iterable[Buffer], loop: For) -> set[Buffer]:
 
 
 def _names_only(at: Index, variables: set[Var]) -> bool:
-    return all(n.op == "var" and n.attr in variables for n in _leaves(at))
+    for i in at:
+        if i.op == "var":  # nearly always
+            if i.attr not in variables:
+                return False
+        elif not all(n.op == "var" and n.attr in variables for n in _leaves((i,))):
+            return False
+    return True
 
 
 def _drop_axes(axes: Mapping[Buffer, int], loop: For) -> None:
