@@ -135,35 +135,34 @@ class Summaries:
 def _add(summary: Summary, statement: Stmt) -> None:
     """Add what a statement itself reads and writes, without the statements in it."""
     summary.size += 1
-    accesses = []
     for node in nodes(*expressions(statement)):
         summary.size += weight(node)
         if node.op == "var":
             summary.read.add(node.attr)
         elif node.op == "load":
-            accesses.append((node.attr, e.index_of(node)))
+            summary.at.append((node.attr, _rows(e.index_of(node))))
             summary.uses[node.attr] += 1
     for buffer in named(statement):
         summary.uses[buffer] += 1
     summary.is_ordered = summary.is_ordered or isinstance(statement, _ORDERED)
     for buffer, at, is_written in _accesses(statement):
-        accesses.append((buffer, at))
+        summary.at.append((buffer, _rows(at)))
         if is_written:
             summary.stored.add(buffer)
-    for buffer, at in accesses:
-        summary.at.append((buffer, list(_rows(at))))
     if isinstance(statement, Declare):
         summary.declared.add(statement.var)
     elif isinstance(statement, Accumulate | Assign):
         summary.assigned.add(statement.var)
 
 
-def _rows(at: Index) -> Iterator[tuple[Var, _Row]]:
+def _rows(at: Index) -> list[tuple[Var, _Row]]:
+    rows = []
     for axis, i in enumerate(at):
         if i.op == "var":
-            yield i.attr, (axis, 0)
+            rows.append((i.attr, (axis, 0)))
         elif i.op == "add" and i.args[0].op == "var" and i.args[1].is_const:
-            yield i.args[0].attr, (axis, i.args[1].attr)
+            rows.append((i.args[0].attr, (axis, i.args[1].attr)))
+    return rows
 
 
 def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:
