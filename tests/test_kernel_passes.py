@@ -667,15 +667,23 @@ def test_what_is_dear_is_stored_whatever_its_size() -> None:
     assert len(found) == 3
 
 
-def test_a_scatter_computes_what_it_gathers() -> None:
+@pytest.mark.parametrize(
+    ("update", "stored"),
+    [
+        (lambda rows: rows, False),
+        (lambda rows: 3.0 * rows, False),
+        (hf.exp, True),  # as vectors, and not for one index after the other
+    ],
+)
+def test_a_scatter_computes_what_it_gathers(update: Any, stored: bool) -> None:
     """A row for each edge would be a large array."""
 
     def f(x: Any, heads: Any, tails: Any) -> Any:
-        return hf.segment_sum(x[tails], heads, 8)
+        return hf.segment_sum(update(x[tails]), heads, 8)
 
     x, edges = np.random.default_rng(0).normal(size=(8, 3)), np.arange(20) % 8
     found = lines(after(checks, inline, of=f, args=(x, edges, edges[::-1])))
-    assert not any("f64[20" in line for line in found)
+    assert any("f64[20" in line for line in found) == stored
     agree(f, x, edges, edges[::-1])
 
 

@@ -60,6 +60,9 @@ from hopflow.loop_ir.walk import nodes
 
 CHEAP: Final = 6
 """An element of at most this cost is computed again for each reader."""
+OF_AN_UPDATE: Final = 12
+"""The cost of an element that a scatter computes itself, for one index after the other:
+as much as it costs to store and load one that is computed in vectors."""
 LARGE: Final = 1 << 20
 """Bytes of a value that does not fit into the caches of a core."""
 TRAFFIC: Final = 48
@@ -293,7 +296,7 @@ def _recomputes(read: _Read, value: Value, cost: Cost, is_view: bool) -> bool:
             return more or _is_larger(result, value.type)
         case Scatter(base=base, space=space):
             once = read.indices == 1 and len(space) == value.type.ndim
-            return not once or cost.work > CHEAP or base is value
+            return not once or cost.work > OF_AN_UPDATE or base is value
         case Prefix() | Compact():
             return True
     return read.indices > 1 and not is_view
