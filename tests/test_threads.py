@@ -105,6 +105,66 @@ def test_loops_of_unknown_sizes_have_the_bits_of_known_ones(name: str) -> None:
     assert "threads independent" in unknown.loop_ir
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(300, 200, 111), (65, 130, 1601), (1, 3000, 2001), (2001, 3000, 1)]
+)
+def test_large_products_have_the_same_bits_on_several_threads(
+    shape: tuple[int, int, int], dynamic: bool, dtype: str
+) -> None:
+    m, k, n = shape
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=s).astype(dtype) for s in ((m, k), (k, n)))
+    a_t, b_t = (np.ascontiguousarray(x.T) for x in (a, b))
+    eps = np.finfo(dtype).eps
+    for f, x, y in (
+        (lambda x, y: x @ y, a, b),
+        (lambda x, y: x.T @ y, a_t, b),
+        (lambda x, y: x @ y.T, a, b_t),
+        (lambda x, y: x.T @ y.T, a_t, b_t),
+    ):
+        run, found = hf.jit(f, dynamic=dynamic), []
+        for count in COUNTS:
+            hf.config.num_threads = count
+            found.append(np.asarray(run(x, y)).tobytes())
+        assert len(set(found)) == 1
+        scale = np.abs(a) @ np.abs(b)
+        assert (np.abs(np.asarray(run(x, y)) - a @ b) <= k * eps * scale).all()
+        assert "shared(ptr %block" in run.llvm_ir
+
+
+@pytest.mark.parametrize("shape", [(200, 40, 50, 60), (3, 300, 200, 200), (0, 2, 2, 2)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_products_of_batches_have_the_same_bits_on_several_threads(
+    shape: tuple[int, int, int, int], dynamic: bool
+) -> None:
+    batch, m, k, n = shape
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(batch, m, k)), rng.normal(size=(batch, k, n))
+    run, found = hf.jit(lambda x, y: x @ y, dynamic=dynamic), []
+    for count in COUNTS:
+        hf.config.num_threads = count
+        found.append(np.asarray(run(x, y)).tobytes())
+    assert len(set(found)) == 1
+    np.testing.assert_allclose(run(x, y), x @ y, atol=1e-10)
+
+
+def test_large_products_within_a_loop_over_threads() -> None:
+    """The loop has the threads: its products run on one of them each."""
+    x = np.random.default_rng(0).normal(size=(4, 200, 200)) / 15
+
+    def power(x: Any) -> Any:
+        return hf.fori_loop(0, 3, lambda _, y: y @ x, x)
+
+    run, found = hf.jit(lambda x: hf.map(power, x)), []
+    for count in COUNTS:
+        hf.config.num_threads = count
+        found.append(np.asarray(run(x)).tobytes())
+    assert len(set(found)) == 1
+    np.testing.assert_allclose(run(x), x @ x @ x @ x, atol=1e-12)
+
+
 def test_an_error_in_a_loop_of_unknown_size_is_the_first_one() -> None:
     def f(x: Any, k: Any) -> Any:
         return hf.map(lambda k: hf.fori_loop(0, 9, lambda i, y: y + x[k + i], 0.0), k)

@@ -162,8 +162,8 @@ class Config:
     recompile_limit     how often a jitted function may be compiled again before a
                         RecompileLimitError; None: without limit
     num_threads         the threads that share the batch elements of a `map` or `vmap`
-                        whose body has loops, and the elements of long loops; results do
-                        not depend on it
+                        whose body has loops, the elements of long loops, and large
+                        products of matrices; results do not depend on it
 
     Raises:
         ArgumentTypeError, ArgumentValueError: the new value has another type, or is out
@@ -205,7 +205,7 @@ class Config:
 
     @property
     def num_threads(self) -> int:
-        """The threads that share batch elements, and elements of long loops."""
+        """The threads that share batch elements, long loops and matrix products."""
         return self.threads.value
 
     @num_threads.setter

@@ -19,8 +19,8 @@ For the native side, which calls Fortran's column-major routines:
   LAPACK's 32-bit integers, the status is -1.
 - The result of a call is its status: 0, or LAPACK's `info`. If it is not 0, the
   contents of written arrays are undefined.
-- Matrix products are native code of hopflow, on the calling thread; the rest is
-  Fortran.
+- Matrix products are native code of hopflow; large ones use several threads. Nearly all
+  the rest is Fortran.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -14,7 +14,7 @@ import ctypes
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -96,12 +96,18 @@ class Wrapper:
         routine: Routine,
         dtype: DType,
         target: CpuTarget,
+        more: Sequence[str] = (),
     ) -> None:
+        """Begin the function.
+
+        Args:
+            more: The names of i64 parameters that follow those of the routine.
+        """
         kinds = {"i32": dtypes.int32, "i64": dtypes.int64, "any": dtype, "f": dtype}
         arrays = [array.name for array in routine.arrays]
         numbers = [*routine.scalars, *routine.flags]
         parameters = ", ".join(
-            [f"ptr %{a}" for a in arrays] + [f"i64 %{n}" for n in numbers]
+            [f"ptr %{a}" for a in arrays] + [f"i64 %{n}" for n in (*numbers, *more)]
         )
         self.f = Function(module, f"i64 @{name}({parameters})", HOT)
         self.dtype, self.routine = dtype, routine

@@ -1,9 +1,12 @@
-"""Matrix products on the calling thread, without BLAS.
+"""Matrix products without BLAS.
 
 An element of the result is a chain of fused multiply-adds over k, in order, in whatever
 tile it lies; its bits depend neither on the other sizes nor on the width of vectors.
 (The exception is a product with a vector whose sum runs along memory: there each lane
 has its own chain.)
+
+A call computes a window of the result, from row `top` to `bottom` and from column
+`left` to `right`, so that several threads can share a product (see `products`).
 
 The result is computed in tiles that stay in registers, of some rows and some vectors.
 Tiles below each other read the same panel of `b`, as wide as they are. If there are
@@ -30,6 +33,10 @@ HEIGHT: Final = 256
 in the caches. It is a multiple of the tiles' heights."""
 REUSES: Final = 64
 """From this number of rows of the result on, every panel is copied."""
+WINDOW: Final = ("top", "bottom", "left", "right")
+"""The last parameters of a product."""
+_ROWS: Final = ("%top", "%bottom")
+_COLUMNS: Final = ("%left", "%right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ def define(
     module: Module, name: str, routine: Routine, dtype: DType, target: CpuTarget
 ) -> None:
     """Define one of the four matrix products of `loop_ir.routines`."""
-    w = Wrapper(module, name, routine, dtype, target)
+    w = Wrapper(module, name, routine, dtype, target, WINDOW)
     out = w.buffers["out"]
     a_transposed, b_transposed = (routine.name[k : k + 1] == "t" for k in (5, 6))
     product = _Product(w.f, _Tiles.of(target, dtype), a_transposed, b_transposed)
@@ -80,13 +87,13 @@ def define(
     # With one row or one column it is a product of a matrix and a vector.
     one_column, one_row = (w.f.emit(f"icmp eq i64 %{size}, 1") for size in "nm")
     if a_transposed:
-        w.when(one_column, lambda: product.long_row("%b", "%a", "%m"))
+        w.when(one_column, lambda: product.long_row("%b", "%a", "%m", _ROWS))
     else:
-        w.when(one_column, lambda: product.dots("%a", "%b", "%m"))
+        w.when(one_column, lambda: product.dots("%a", "%b", _ROWS))
     if b_transposed:
-        w.when(one_row, lambda: product.dots("%b", "%a", "%n"))
+        w.when(one_row, lambda: product.dots("%b", "%a", _COLUMNS))
     else:
-        w.when(one_row, lambda: product.long_row("%a", "%b", "%n"))
+        w.when(one_row, lambda: product.long_row("%a", "%b", "%n", _COLUMNS))
     product.all_tiles()
     w.finish()
     module.define(name, w.f.text)
@@ -141,6 +148,11 @@ class _Product:
             )
         return pointer
 
+    def whole(self, start: str, end: str, step: int) -> str:
+        """Return the end of the whole steps from `start` that `end` leaves room for."""
+        steps = self.op("udiv", self.op("sub", end, start), step)
+        return self.op("add", start, self.op("mul", steps, step))
+
     def chosen(self, test: str, t: str, yes: str | int, no: str | int) -> str:
         return self.f.emit(f"select i1 {test}, {t} {yes}, {t} {no}")
 
@@ -179,17 +191,17 @@ class _Product:
             begins = self.f.emit(f"icmp eq i64 {depth}, 0")
 
             def at_height(top: str) -> None:
-                rows = self.least(self.op("sub", "%m", top), HEIGHT)
+                rows = self.least(self.op("sub", "%bottom", top), HEIGHT)
                 self.block(_Block(top, rows, depth, count, begins))
 
-            self.each("0", "%m", HEIGHT, at_height)
+            self.each("%top", "%bottom", HEIGHT, at_height)
 
         self.each("0", "%k", DEPTH, at_depth)
 
     def block(self, block: _Block) -> None:
         """Emit what some columns of `a` add to some rows of the result."""
         f, width = self.f, self.tiles.width
-        whole = self.op("mul", self.op("udiv", "%n", self.span), self.span)
+        whole = self.whole("%left", "%right", self.span)
         many = f.emit(f"icmp uge i64 {block.rows}, {REUSES}")
 
         def inside(j: str) -> None:
@@ -211,13 +223,13 @@ class _Product:
 
             self.down(block, tile)
 
-        self.each("0", whole, self.span, inside)
-        self.each(whole, "%n", width, lambda j: self.edge_panel(j, block))
+        self.each("%left", whole, self.span, inside)
+        self.each(whole, "%right", width, lambda j: self.edge_panel(j, block))
 
     def edge_panel(self, j: str, block: _Block) -> None:
         """Emit the tiles of a panel of at most one vector."""
         f, width = self.f, self.tiles.width
-        columns = self.least(self.op("sub", "%n", j), width)
+        columns = self.least(self.op("sub", "%right", j), width)
         partial = f.emit(f"icmp slt i64 {columns}, {width}")
         panel, step = self.panel(j, block), "%n"
         copied = "true" if self.b_transposed else partial
@@ -256,9 +268,7 @@ class _Product:
         """Emit `tile(i, height)` for tiles below each other, high ones first."""
         start, end = block.top, self.op("add", block.top, block.rows)
         for height in self.tiles.heights:
-            remaining = self.op("sub", end, start)
-            rows = self.op("mul", self.op("udiv", remaining, height), height)
-            stop = self.op("add", start, rows)
+            stop = self.whole(start, end, height)
 
             def tile_at(i: str, height: int = height) -> None:
                 tile(i, height)
@@ -337,14 +347,14 @@ class _Product:
 
     # --- products of a matrix and a vector
 
-    def long_row(self, vector: str, matrix: str, size: str) -> None:
-        """Emit `out[size] = vector[k] @ matrix[k, size]`."""
-        start, block = "0", _Block("0", "1", "0", "%k", "true")
+    def long_row(
+        self, vector: str, matrix: str, size: str, window: tuple[str, str]
+    ) -> None:
+        """Emit `out[size] = vector[k] @ matrix[k, size]` for a window of `out`."""
+        (start, end), block = window, _Block("0", "1", "0", "%k", "true")
         for vectors in (self.tiles.long, 1, 0):
             span = vectors * self.tiles.width or 1
-            remaining = self.op("sub", size, start)
-            length = self.op("mul", self.op("udiv", remaining, span), span)
-            stop = self.op("add", start, length)
+            stop = self.whole(start, end, span)
 
             def piece(j: str, vectors: int = vectors) -> None:
                 a = (vector, "0", "1")
@@ -354,13 +364,11 @@ class _Product:
             self.each(start, stop, span, piece)
             start = stop
 
-    def dots(self, matrix: str, vector: str, size: str) -> None:
-        """Emit `out[size] = matrix[size, k] @ vector[k]`."""
-        start = "0"
+    def dots(self, matrix: str, vector: str, window: tuple[str, str]) -> None:
+        """Emit `out[i] = matrix[i] @ vector[k]` for a window of `out`."""
+        start, end = window
         for height in (4, 1):
-            remaining = self.op("sub", size, start)
-            rows = self.op("mul", self.op("udiv", remaining, height), height)
-            stop = self.op("add", start, rows)
+            stop = self.whole(start, end, height)
             name = _dots(self.f.module, self.tiles, height)
 
             def piece(i: str, name: str = name) -> None:

@@ -5,11 +5,11 @@ variables and the buffers of the enclosing program that it reads.
 
 `hf_parallel` runs it. The calling thread begins with the first iterations. It lets
 other threads help once the rest will take several times as long as it takes to wake
-them: a short loop costs no more than a call. Each thread repeatedly takes a stretch of
-iterations, short enough that it returns now and then. The results do not depend on the
-assignment of iterations to threads. A trap ends the loop as it does serially: the one
-of the lowest iteration is reported. Only the first thread polls for Ctrl-C; the others
-read its flag.
+them, or at once if iterations are known to take long: a short loop costs no more than a
+call. Each thread repeatedly takes a stretch of iterations, short enough that it returns
+now and then. The results do not depend on the assignment of iterations to threads. A
+trap ends the loop as it does serially: the one of the lowest iteration is reported.
+Only the first thread polls for Ctrl-C; the others read its flag.
 
 The helping threads are those of a pool. They are made when a loop first needs them, and
 sleep between loops. One loop at a time has the pool; a loop within another one, and one
@@ -53,6 +53,10 @@ SHORT: Final = 10_000
 LONG: Final = 100_000
 """After a stretch that took more nanoseconds, the next is half as long."""
 
+RUN: Final = "i64 @hf_parallel(ptr, ptr, ptr, i64, i1)"
+"""Runs a function of a range of iterations: the program's block, the function, the
+cells that it is passed, the number of iterations, and whether these take long."""
+
 
 def emit(emitter: CpuEmitter, s: For) -> None:
     """Emit the function of a loop, and the call of `hf_parallel` with it."""
@@ -69,10 +73,9 @@ def emit(emitter: CpuEmitter, s: For) -> None:
     cells = captures.stored(f)
     name = _define(emitter, s, captures, variables, buffers)
     extent = emitter.values.value(s.extent)
-    f.module.external("i64 @hf_parallel(ptr, ptr, ptr, i64)", "nounwind")
-    status = f.emit(
-        f"call i64 @hf_parallel(ptr %block, ptr @{name}, ptr {cells}, i64 {extent})"
-    )
+    f.module.external(RUN, "nounwind")
+    arguments = f"ptr %block, ptr @{name}, ptr {cells}, i64 {extent}, i1 false"
+    status = f.emit(f"call i64 @hf_parallel({arguments})")
     go_on, stop = f.name("joined"), f.name("stopped")
     f.branch_if(f.emit(f"icmp ne i64 {status}, 0"), stop, go_on, RARE)
     f.start(stop)
@@ -288,9 +291,7 @@ declare i32 @nanosleep(ptr, ptr)
 
 define internal void @start(ptr %job) nounwind {{
 entry:
-{_words(_EXTENT, _NEXT, _PLACES, _BEGAN)}
-{_words(*range(_IS_MADE + 1), _MUTEX, _CONDITION, of="pool")}
-  %thread = alloca i64
+{_words(_EXTENT, _NEXT, _BEGAN)}
   %began = load i64, ptr %job.{_BEGAN}
   %asked = icmp eq i64 %began, {NEVER}
   br i1 %asked, label %done, label %estimate
@@ -307,15 +308,27 @@ estimate:
   %rest.f = fmul double %each.f, %left.f
   %is.long = fcmp oge double %rest.f, {float(WORTH)}
   %is.sure = icmp sge i64 %elapsed, {SOON}
-  %wanted.threads = load i64, ptr @hf_num_threads
-  %threads = call i64 @llvm.smin.i64(i64 %wanted.threads, i64 {MOST})
-  %places = sub i64 %threads, 1
-  %several = icmp sgt i64 %places, 0
-  %worth.0 = and i1 %is.long, %is.sure
-  %worth = and i1 %worth.0, %several
+  %worth = and i1 %is.long, %is.sure
   br i1 %worth, label %ask, label %done
 ask:
+  call void @ask(ptr %job)
+  br label %done
+done:
+  ret void
+}}
+
+define internal void @ask(ptr %job) nounwind {{
+entry:
+{_words(_PLACES, _BEGAN)}
+{_words(*range(_IS_MADE + 1), _MUTEX, _CONDITION, of="pool")}
+  %thread = alloca i64
   store i64 {NEVER}, ptr %job.{_BEGAN}
+  %wanted = load i64, ptr @hf_num_threads
+  %threads = call i64 @llvm.smin.i64(i64 %wanted, i64 {MOST})
+  %places = sub i64 %threads, 1
+  %several = icmp sgt i64 %places, 0
+  br i1 %several, label %claim, label %done
+claim:
   %pair = cmpxchg ptr %pool.{_OWNED}, i64 0, i64 1 seq_cst seq_cst, align 8
   %is.mine = extractvalue {{ i64, i1 }} %pair, 1
   br i1 %is.mine, label %own, label %done
@@ -440,19 +453,21 @@ define internal void @help(ptr %job) nounwind {{
 
 _RUN: Final = f"""
 define i64 @hf_parallel(
-    ptr %block, ptr %function, ptr %cells, i64 %extent) nounwind {{
+    ptr %block, ptr %function, ptr %cells, i64 %extent, i1 %is.long) nounwind {{
   %is.single = icmp eq i64 %extent, 1
   br i1 %is.single, label %single, label %several
 single:
   %only = call i64 %function(ptr %block, ptr %cells, i64 0, i64 1)
   ret i64 %only
 several:
-  %all = call i64 @share(ptr %block, ptr %function, ptr %cells, i64 %extent)
+  %all = call i64 @share(
+      ptr %block, ptr %function, ptr %cells, i64 %extent, i1 %is.long)
   ret i64 %all
 }}
 
 define internal i64 @share(
-    ptr %block, ptr %function, ptr %cells, i64 %extent) noinline nounwind {{
+    ptr %block, ptr %function, ptr %cells, i64 %extent, i1 %is.long)
+    noinline nounwind {{
 entry:
   %job = alloca [{_WORDS} x i64]
   %pause = alloca [2 x i64]
@@ -469,9 +484,15 @@ entry:
   %nanoseconds = getelementptr i64, ptr %pause, i64 1
   store i64 50000, ptr %nanoseconds
   %to.job = getelementptr i64, ptr %block, i64 {JOB}
+  %outer = load ptr, ptr %to.job
   store ptr %job, ptr %to.job
+  br i1 %is.long, label %summon, label %run
+summon:
+  call void @ask(ptr %job)
+  br label %run
+run:
   call void @work(ptr %job, ptr %block, i64 0, i1 true)
-  store ptr null, ptr %to.job
+  store ptr %outer, ptr %to.job
   %places = load i64, ptr %job.{_PLACES}
   %is.alone = icmp eq i64 %places, 0
   br i1 %is.alone, label %finish, label %close

@@ -5,6 +5,7 @@ A routine is `i64 @hf_<name>_<dtype>(arrays, scalars, flags)`, which returns the
 """
 
 from hopflow import dtypes
+from hopflow.compiler.cpu import products
 from hopflow.compiler.cpu.cost import Cost
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.llvm.module import OPAQUE
@@ -31,9 +32,12 @@ def emit(emitter: CpuEmitter, s: Call) -> None:
     first = s.args[0]
     assert isinstance(first, Ref)
     name = f"hf_{routine.name}_{first.buffer.dtype.short}"
-    types = ", ".join(argument.split()[0] for argument in arguments)
-    f.module.external(f"i64 @{name}({types})", OPAQUE)
-    status = f.emit(f"call i64 @{name}({', '.join(arguments)})")
+    if s.routine.startswith("gemm"):
+        status = products.emit(emitter, name, arguments, scalars)
+    else:
+        types = ", ".join(argument.split()[0] for argument in arguments)
+        f.module.external(f"i64 @{name}({types})", OPAQUE)
+        status = f.emit(f"call i64 @{name}({', '.join(arguments)})")
     emitter.count(_cost(s.routine, scalars[: len(routine.scalars)]))
     if s.site is not None:
         failed = f.emit(f"icmp ne i64 {status}, 0")

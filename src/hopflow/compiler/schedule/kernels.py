@@ -598,7 +598,7 @@ class Kernels:
             self.b.add(Call(routine, (*refs, *scalars), site))
 
         batch = self.types[0].shape[: kernel.batch]
-        self.b.nest(batch, call, independent=False)
+        self.b.nest(batch, call, independent=not scratch)
 
     def callback(self, kernel: Callback) -> None:
         operands = [self.ref(self.dense(v)) for v in as_values(kernel.operands)]

@@ -1,9 +1,9 @@
 """Binds loops to threads.
 
 Outermost loops with independent iterations run on several threads if they are long or
-contain sequential loops: then each iteration takes a while, and some may take longer
-than others. Whether there are enough iterations is decided at runtime. A long loop of
-vectors becomes blocks:
+contain sequential loops or products of matrices: then each iteration takes a while, and
+some may take longer than others. Whether there are enough iterations is decided at
+runtime. A long loop of vectors becomes blocks:
 
     for i0 in 0..1048576 vector 8 independent:
         out0[i0] = sin(x[i0])
@@ -16,13 +16,14 @@ vectors becomes blocks:
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
 from typing import Final
 
 from hopflow.compiler.private import private_to
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.compiler.target import Target
-from hopflow.loop_ir.expr import Buffer
+from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.program import (
     Allocate,
     Barrier,
@@ -42,6 +43,8 @@ LARGE: Final = 1 << 22
 millisecond."""
 ELEMENTS: Final = 1 << 18
 """Elements that a loop is taken to have if only the call knows their number."""
+LANES: Final = 8
+"""Multiply-adds of a product of matrices in an instruction."""
 BLOCK: Final = 1 << 12
 """Elements of a block: a few microseconds."""
 THREADS: Final = Binding("threads")
@@ -98,7 +101,16 @@ def _work(loop: For, unknown: int = ELEMENTS) -> int:
     inside = [s for s in loop.body if isinstance(s, For)]
     if inside:
         return steps * sum(_work(s, unknown) for s in inside)
-    return steps * Summary.of(loop).size
+    calls = sum(_work_of_call(s) for s in loop.body if isinstance(s, Call))
+    return steps * (Summary.of(loop).size + calls)
+
+
+def _work_of_call(call: Call) -> int:
+    """Return about how many instructions a product of matrices takes. A large one uses
+    several threads itself, and counts as none."""
+    sizes = [arg.attr for arg in call.args if isinstance(arg, Expr) and arg.is_const]
+    work = prod(sizes) // LANES if len(sizes) == len(call.args) - 3 else ELEMENTS
+    return 0 if work > LARGE else work
 
 
 def writes_rows(loop: For, private: Sequence[Buffer] = ()) -> bool:
