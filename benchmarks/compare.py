@@ -1,6 +1,6 @@
 """Two states of hopflow, by turns: how long the rows take in both.
 
-    python -m benchmarks.compare OLD [NEW] [--rows median-filter,adam] [--rounds 9]
+    python -m benchmarks.compare OLD [NEW] [--rows median-filter,adam] [--rounds 15]
 
 OLD and NEW are revisions of Git; without NEW it is the working tree. The rows are those
 of the working tree in both. Each state has a process of its own, whose turn it is in
@@ -138,15 +138,16 @@ def compare(name: str, old: State, new: State, rounds: int) -> Pair:
     times: dict[State, Times | None] = {
         state: Times([], []) if state.ask("row", name) else None for state in states
     }
-    for which, most in (("first", min(rounds, 5)), ("run", rounds)):
-        for _ in range(most):
+    for which, count in (("first", min(rounds, 5)), ("run", rounds)):
+        for _ in range(count):
             for state in states:
                 found = times[state]
-                if found is not None:
-                    seconds = state.ask(which)
-                    if seconds is None:
-                        times[state] = None
-                        continue
+                if found is None:
+                    continue
+                seconds = state.ask(which)
+                if seconds is None:
+                    times[state] = None
+                else:
                     (found.firsts if which == "first" else found.runs).append(seconds)
             states.reverse()
     return Pair(name, times[old], times[new])

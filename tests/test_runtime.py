@@ -361,7 +361,48 @@ def wander_within(i: Any) -> Any:
     return hf.scan(step, i, length=3)[0]
 
 
-ENDLESS = pytest.mark.parametrize("endless", [wander, wander_wide, wander_within])
+FOREVER = 10**15
+
+
+def wander_around_nothing(i: Any) -> Any:
+    """Steps that are loops of no steps."""
+
+    def step(_: Any, c: Any) -> Any:
+        return hf.fori_loop(0, hf.minimum(i, 0), lambda _, d: (d ^ c) + 1, c)
+
+    return hf.fori_loop(0, FOREVER, step, i)
+
+
+def wander_in_threads(i: Any) -> Any:
+    """Steps that are short loops over threads."""
+
+    def element(x: Any) -> Any:
+        return hf.while_loop(lambda y: y > 9, lambda y: y // 2, x)
+
+    return hf.fori_loop(
+        0, FOREVER, lambda _, x: hf.vmap(element)(x) + 1, hf.arange(9) + i
+    )
+
+
+@hf.subgraph
+def shift(x: Any) -> Any:
+    return hf.flip(hf.cumulative_sum(x)) ^ 12345
+
+
+def wander_in_calls(i: Any) -> Any:
+    """Steps that call a function with short loops."""
+    return hf.fori_loop(
+        0, FOREVER, lambda _, x: shift(shift(shift(x))), hf.arange(40) + i
+    )
+
+
+ENDLESS = pytest.mark.parametrize(
+    "endless",
+    [
+        *(wander, wander_wide, wander_within),
+        *(wander_around_nothing, wander_in_threads, wander_in_calls),
+    ],
+)
 
 
 @WAYS

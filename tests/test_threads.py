@@ -337,6 +337,107 @@ def test_other_threads_are_made_once_and_stay(first: int) -> None:
     assert ran.stdout.split() == ["0", "3", "3", "3", "1", "True"]
 
 
+FORKED = """
+import os, signal, threading
+import numpy as np
+import hopflow as hf
+from hopflow.errors import ForkError
+
+def decay(n):
+    def step(k, x):
+        return k + 1, x * 0.5
+    return hf.while_loop(lambda k, _: k < n, step, (0, np.float64(1.0)))[1]
+
+hf.config.num_threads = 4
+run, parent, children = hf.jit(hf.vmap(decay)), os.getpid(), []
+signal.signal(signal.SIGUSR1, lambda *_: children.append(os.fork()))
+ns = np.full(100, 1000)
+run(ns)
+while not children:  # until a signal comes within a loop that threads share
+    timer = threading.Timer(0.1, os.kill, (parent, signal.SIGUSR1))
+    timer.start()
+    try:
+        x = run(np.full(400, 5_000_000))
+    except ForkError:
+        assert os.getpid() != parent
+        os._exit(int((np.asarray(run(ns)) == 0.5**1000).all()))
+    if os.getpid() != parent:
+        os._exit(2)  # it was forked after the loop
+    timer.join()
+assert (np.asarray(x) == 0).all()
+print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
+"""
+
+
+def test_a_fork_by_a_signal_handler_within_a_loop_is_an_error_in_the_child() -> None:
+    """The child lacks the other threads, and must not wait for them."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["1"]
+
+
+MASKED = """
+import os, signal
+import numpy as np
+import hopflow as hf
+
+hf.config.num_threads = 4
+hf.jit(lambda x: x @ x)(np.ones((400, 400)))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+os.kill(os.getpid(), signal.SIGUSR1)
+print(signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1)
+"""
+
+
+def test_the_threads_take_no_signals() -> None:
+    command = [sys.executable, "-c", MASKED]
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # without threads of its own
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
+    assert ran.stdout.split() == ["True"]
+
+
+BUSY = """
+import os, threading, time
+import numpy as np
+import hopflow as hf
+
+hf.config.num_threads = 2
+
+def decay(n):
+    step = lambda k, x: (k + 1, x * 0.999 + 1.0)
+    return hf.while_loop(lambda k, _: k < n, step, (0, np.float64(0.0)))[1]
+
+def tasks():
+    return set(os.listdir("/proc/self/task"))
+
+run, before = hf.jit(hf.vmap(decay)), tasks()
+run(np.full(200, 100_000))
+[helper] = tasks() - before
+
+def ticks():
+    with open(f"/proc/self/task/{helper}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[11])
+
+first = threading.Thread(target=run, args=(np.full(200, 10_000_000),))
+second = threading.Thread(target=run, args=(np.full(600, 10_000_000),))
+first.start()
+time.sleep(0.05)
+second.start()
+first.join()
+helped = ticks()
+second.join()
+print(ticks() - helped)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="reads /proc")
+def test_a_loop_that_finds_the_pool_busy_asks_again() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", BUSY], capture_output=True, text=True, check=True
+    )
+    assert int(ran.stdout) >= 10
+
+
 # --- traps and interrupts -------------------------------------------------------------
 
 

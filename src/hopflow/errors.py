@@ -437,6 +437,12 @@ class BoundsError(HopflowError, RuntimeError):
     before the code runs, or by `hf.config.check_bounds`."""
 
 
+class ForkError(HopflowError, RuntimeError):
+    """A signal handler has forked the process while compiled code shared a loop among
+    threads: raised in the child, which lacks the other threads and what they computed.
+    Fork where no compiled code runs."""
+
+
 class KernelDisagreementError(HopflowError, RuntimeError):
     """Compiled code and the graph interpreter disagree; a defect of hopflow, found by
     `hf.config.verify`."""

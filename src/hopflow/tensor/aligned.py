@@ -17,7 +17,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 LINE: Final = 64
 """Bytes of a cache line, and of the widest vector."""
 LEAST: Final = 4096
-"""Bytes from which on an array is aligned: it takes as long as computing so many."""
+"""Bytes of the smallest array that is aligned: for less it costs more than it saves."""
 
 
 def is_small_array(shape: Sequence[Size], dtype: np.dtype[Any]) -> bool:

@@ -76,7 +76,7 @@ def emit(emitter: CpuEmitter, s: Invoke) -> None:
         start = memory.pointer_again(ref.buffer)
         pointers.append(memory.address(ref.buffer, distance, start))
     _call(emitter, s, emitter.site(s.site), pointers)
-    emitter.count(emitter.unit.functions[symbol(s.function.name)].cost)
+    emitter.count_call(emitter.unit.functions[symbol(s.function.name)].cost)
 
 
 def emit_all(emitter: CpuEmitter, rows: Sequence[Row]) -> None:
@@ -100,7 +100,8 @@ def emit_all(emitter: CpuEmitter, rows: Sequence[Row]) -> None:
         if emitter.first_site:
             site = f.emit(f"add i64 {site}, {emitter.first_site}")
         _call(emitter, first.call, site, pointers)
-        emitter.cost.add(emitter.unit.functions[symbol(first.call.function.name)].cost)
+        cost = emitter.unit.functions[symbol(first.call.function.name)].cost
+        emitter.count_call(cost)
 
     emitter.loop("0", str(len(rows)), 1, e.index(len(rows)), call)
 

@@ -14,6 +14,9 @@ RELEASE: Final = 10_000
 """Run the program without the GIL from this cost on: 5 µs."""
 FUEL: Final = 20_000_000
 """The cost between two reads of the clock: 10 ms."""
+CALL: Final = FUEL // 20
+"""What a call of a function with loops takes off the countdown: up to so many of them,
+none of which reads the clock, take as long as the countdown."""
 SMALL: Final = 100_000
 """A loop that never costs more than this does not poll by itself."""
 
@@ -23,7 +26,7 @@ class Cost:
     """The cost of a stretch of code: `fixed`, and `terms` that depend on sizes.
 
     unbounded   it has a loop whose length depends on the data
-    polls       it always reaches a loop that polls
+    polls       it reaches a loop that polls
     """
 
     fixed: int = 0

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from hopflow import dtypes
-from hopflow.compiler.cpu.cost import FUEL, Cost
+from hopflow.compiler.cpu.cost import CALL, FUEL, Cost
 from hopflow.compiler.cpu.memory import ProgramMemory
 from hopflow.compiler.cpu.stubs import INTERRUPTED, OUT_OF_MEMORY, TRAP_VALUES
 from hopflow.compiler.cpu.unit import Unit
@@ -102,6 +102,14 @@ class CpuEmitter(Emitter):
             with self.values.scope():
                 self._burn(self.values.value(Cost(0, cost.terms).total))
 
+    def count_call(self, cost: Cost) -> None:
+        """Add the cost of a call of a function, which has a countdown of its own: that
+        never reaches zero if each call is short."""
+        self.cost.add(cost)
+        is_fixed = not (cost.terms or cost.unbounded)
+        if self._depth and not is_fixed and not self.unit.target.freestanding:
+            self._burn(str(CALL))
+
     # --- statements that the CPU emits differently
 
     def copy_bytes(self, s: Copy, size: Expr) -> None:
@@ -126,7 +134,7 @@ class CpuEmitter(Emitter):
             total, polls = Cost(unbounded=True, polls=True), True
         else:
             total = cost.times(trips)
-            polls = not (total.is_small or total.polls)
+            polls = not total.is_small
         if polls and self.may_poll:
             total.polls = True
             self._poll(cost.fixed, onward)

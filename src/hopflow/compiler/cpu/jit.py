@@ -18,12 +18,17 @@ T = TypeVar("T")
 
 # LLVM may insert calls of these.
 _ALWAYS: Final = ("memcpy", "memmove", "memset")
-_ASKED: Final = (
-    "malloc aligned_alloc realloc free fmod fmodf clock_gettime nanosleep "
-    "pthread_create pthread_detach pthread_mutex_init pthread_mutex_lock "
-    "pthread_mutex_unlock pthread_cond_init pthread_cond_wait pthread_cond_broadcast "
-    "mmap mprotect munmap"
+THREAD_FUNCTIONS: Final = (
+    "pthread_create pthread_detach pthread_sigmask nanosleep "
+    "pthread_mutex_init pthread_mutex_lock pthread_mutex_unlock "
+    "pthread_cond_init pthread_cond_wait pthread_cond_broadcast"
 ).split()
+"""The functions of the system that loops over threads call."""
+_ASKED: Final = (
+    *"malloc aligned_alloc realloc free fmod fmodf clock_gettime".split(),
+    *"mmap mprotect munmap".split(),
+    *THREAD_FUNCTIONS,
+)
 
 
 _LIBRARIES: Final = 256

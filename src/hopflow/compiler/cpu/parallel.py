@@ -16,11 +16,14 @@ sleep between loops. One loop at a time has the pool; a loop within another one,
 of another thread of the user, runs on its own thread alone. A loop gives out places: a
 ticket has their number and the number of the loop in one word, so that a thread that
 wakes late gets no place in a loop that has ended. A forked process makes threads anew.
+The threads take no signals, which are for those of the user.
 """
 
+import signal
 from typing import Final
 
 from hopflow.compiler.cpu.captures import Cells, captured
+from hopflow.compiler.cpu.cost import Cost
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.memory import ProgramMemory
 from hopflow.compiler.cpu.stubs import (
@@ -35,7 +38,7 @@ from hopflow.compiler.llvm.module import RARE, Function
 from hopflow.compiler.llvm.types import register_type
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Buffer, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import For, Swap
 
 MOST: Final = 64
@@ -45,6 +48,8 @@ SOON: Final = 20_000
 WORTH: Final = 100_000
 """Nanoseconds that the rest must take for other threads to help. To wake them takes up
 to 60,000, and a thread that waits for a busy processor costs millions."""
+ALONE: Final = 2 * SOON
+"""The cost of a loop that needs no such estimate, in instructions (see `cost`)."""
 SPIN: Final = 20_000
 """Nanoseconds that a thread of the pool waits for the next loop before it sleeps, and
 that the first thread waits for the others."""
@@ -71,18 +76,59 @@ def emit(emitter: CpuEmitter, s: For) -> None:
         captures.add("ptr", emitter.memory.pointer(buffer))
     captures.add("i64", emitter.first_site or "0")
     cells = captures.stored(f)
-    name = _define(emitter, s, captures, variables, buffers)
+    name, cost = _define(emitter, s, captures, variables, buffers)
     extent = emitter.values.value(s.extent)
-    f.module.external(RUN, "nounwind")
-    arguments = f"ptr %block, ptr @{name}, ptr {cells}, i64 {extent}, i1 false"
-    status = f.emit(f"call i64 @hf_parallel({arguments})")
+    status = _run(emitter, s, name, cells, extent, cost, variables)
     go_on, stop = f.name("joined"), f.name("stopped")
     f.branch_if(f.emit(f"icmp ne i64 {status}, 0"), stop, go_on, RARE)
     f.start(stop)
     emitter.leave(status)
     f.start(go_on)
     emitter.values.forget_loads()
-    emitter.cost.unbounded = emitter.cost.polls = True
+    emitter.count_call(cost)
+
+
+def _run(
+    emitter: CpuEmitter,
+    s: For,
+    name: str,
+    cells: str,
+    extent: str,
+    cost: Cost,
+    variables: list[Var],
+) -> str:
+    """Emit the call of a loop's function; return the register of its status.
+
+    The calling thread runs all iterations at once if they take less time than it takes
+    to find out how long the rest takes.
+    """
+    f = emitter.f
+    f.module.external(RUN, "nounwind")
+    arguments = f"ptr %block, ptr @{name}, ptr {cells}, i64 {extent}, i1 false"
+    shared = f"call i64 @hf_parallel({arguments})"
+    known = {*variables, *(n.attr for n in walk.nodes(s.extent) if n.op == "var")}
+    if cost.unbounded or cost.total.is_const or not _is_over(cost.total, known):
+        return f.emit(shared)
+    with emitter.values.scope():
+        total = emitter.values.value(cost.total)
+    is_short = f.emit(f"icmp slt i64 {total}, {ALONE}")
+    alone, several, end = (f.name(n) for n in ("alone", "several", "ran"))
+    f.branch_if(is_short, alone, several)
+    f.start(alone)
+    whole = f"ptr %block, ptr {cells}, i64 0, i64 {extent}"
+    first = f.emit(f"call i64 @{name}({whole})")
+    f.branch(end)
+    f.start(several)
+    second = f.emit(shared)
+    f.branch(end)
+    f.start(end)
+    return f.emit(f"phi i64 [ {first}, %{alone} ], [ {second}, %{several} ]")
+
+
+def _is_over(value: Expr, variables: set[Var]) -> bool:
+    """Return whether a value depends on these variables alone."""
+    leaves = (n for n in walk.nodes(value) if n.op in ("var", "load"))
+    return all(n.op == "var" and n.attr in variables for n in leaves)
 
 
 def _define(
@@ -91,8 +137,9 @@ def _define(
     captures: Cells,
     variables: list[Var],
     buffers: list[Buffer],
-) -> str:
-    """Define the function of the iterations from `%begin` to `%end`, at least one."""
+) -> tuple[str, Cost]:
+    """Define the function of the iterations from `%begin` to `%end`; return its name,
+    and the cost of all iterations."""
     outer = emitter.f
     name = outer.module.fresh("hf.part")
     f = Function(
@@ -122,7 +169,7 @@ def _define(
         inner.unit.heap.free(f, f.emit(f"load ptr, ptr {slot}"))
     f.do(f"ret i64 {f.emit(f'load i64, ptr {inner.status}')}")
     outer.module.define(name, f.text)
-    return name
+    return name, inner.cost
 
 
 def _allocate(inner: CpuEmitter, s: For, private: list[Buffer]) -> list[str]:
@@ -160,6 +207,7 @@ def _allocate(inner: CpuEmitter, s: For, private: list[Buffer]) -> list[str]:
 ) = range(9)
 _REPORTS: Final = 9
 NEVER: Final = 2**63 - 1
+"""Later than any time, and greater than any iteration."""
 _WORDS: Final = _REPORTS + 4 * MOST
 
 # Words of the pool.
@@ -171,17 +219,21 @@ _WORDS: Final = _REPORTS + 4 * MOST
     _THREADS,  # how many threads were made
     _ASLEEP,  # how many sleep, or are about to
     _IS_MADE,  # whether the mutex and the condition variable are made
-) = range(7)
+    FORKS,  # how often the process was forked from one that had the pool
+) = range(8)
 _MUTEX: Final = 8
 _CONDITION: Final = 24
 POOL_WORDS: Final = 40
 """Words of the pool: 16 each for the mutex and the condition variable are more than
 they take on any system."""
 _PLACE_BITS: Final = 8
+_SIGNALS: Final = 128
+"""The bytes of a set of signals: no system has larger ones."""
 
 
 def _words(*words: int, of: str = "job") -> str:
-    """Return lines with the addresses of words of `%job`, as `%job.0` and so on."""
+    """Return lines with the addresses of words: of a job as `%job.0` and so on, of the
+    pool as `%pool.0`."""
     base = "@hf_pool" if of == "pool" else f"%{of}"
     return "\n".join(
         f"  %{of}.{k} = getelementptr i64, ptr {base}, i64 {k}" for k in words
@@ -241,9 +293,9 @@ bad:
   %interrupted = icmp eq i64 %status, {INTERRUPTED}
   br i1 %interrupted, label %halt, label %done
 adapt:
-  br i1 %leads, label %summon, label %measure
-summon:
-  call void @start(ptr %job)
+  br i1 %leads, label %call.help, label %measure
+call.help:
+  call void @ask_if_long(ptr %job)
   br label %measure
 measure:
   %took = sub i64 %after, %before
@@ -279,6 +331,7 @@ done:
 _START: Final = f"""
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
+declare i32 @pthread_sigmask(i32, ptr, ptr)
 declare i32 @pthread_mutex_init(ptr, ptr)
 declare i32 @pthread_mutex_lock(ptr)
 declare i32 @pthread_mutex_unlock(ptr)
@@ -289,7 +342,7 @@ declare i32 @nanosleep(ptr, ptr)
 @hf_num_threads = external global i64
 @hf_pool = external global i64
 
-define internal void @start(ptr %job) nounwind {{
+define internal void @ask_if_long(ptr %job) nounwind {{
 entry:
 {_words(_EXTENT, _NEXT, _BEGAN)}
   %began = load i64, ptr %job.{_BEGAN}
@@ -311,18 +364,19 @@ estimate:
   %worth = and i1 %is.long, %is.sure
   br i1 %worth, label %ask, label %done
 ask:
-  call void @ask(ptr %job)
+  call void @ask_for_help(ptr %job)
   br label %done
 done:
   ret void
 }}
 
-define internal void @ask(ptr %job) nounwind {{
+define internal void @ask_for_help(ptr %job) nounwind {{
 entry:
 {_words(_PLACES, _BEGAN)}
 {_words(*range(_IS_MADE + 1), _MUTEX, _CONDITION, of="pool")}
   %thread = alloca i64
-  store i64 {NEVER}, ptr %job.{_BEGAN}
+  %all = alloca i8, i64 {_SIGNALS}, align 8
+  %old = alloca i8, i64 {_SIGNALS}, align 8
   %wanted = load i64, ptr @hf_num_threads
   %threads = call i64 @llvm.smin.i64(i64 %wanted, i64 {MOST})
   %places = sub i64 %threads, 1
@@ -333,6 +387,7 @@ claim:
   %is.mine = extractvalue {{ i64, i1 }} %pair, 1
   br i1 %is.mine, label %own, label %done
 own:
+  store i64 {NEVER}, ptr %job.{_BEGAN}
   %is.made = load i64, ptr %pool.{_IS_MADE}
   %made = icmp ne i64 %is.made, 0
   br i1 %made, label %prepare, label %make
@@ -347,15 +402,25 @@ prepare:
   %ticket = load atomic i64, ptr %pool.{_TICKET} seq_cst, align 8
   %loop = lshr i64 %ticket, {_PLACE_BITS}
   %seen = inttoptr i64 %loop to ptr
+  %count.0 = load i64, ptr %pool.{_THREADS}
+  %enough.0 = icmp sge i64 %count.0, %places
+  br i1 %enough.0, label %publish, label %mask
+mask:
+  call void @llvm.memset.p0.i64(ptr %all, i8 -1, i64 {_SIGNALS}, i1 false)
+  %unused.6 = call i32 @pthread_sigmask(i32 {int(signal.SIG_BLOCK)}, ptr %all, ptr %old)
   br label %grow
 grow:
   %count = load i64, ptr %pool.{_THREADS}
   %enough = icmp sge i64 %count, %places
-  br i1 %enough, label %publish, label %create
+  br i1 %enough, label %unmask, label %create
 create:
   %fault = call i32 @pthread_create(ptr %thread, ptr null, ptr @serve, ptr %seen)
   %created = icmp eq i32 %fault, 0
-  br i1 %created, label %detach, label %publish
+  br i1 %created, label %detach, label %unmask
+unmask:
+  %unused.7 = call i32 @pthread_sigmask(
+      i32 {int(signal.SIG_SETMASK)}, ptr %old, ptr null)
+  br label %publish
 detach:
   %number = load i64, ptr %thread
   %unused.2 = call i32 @pthread_detach(i64 %number)
@@ -472,7 +537,8 @@ entry:
   %job = alloca [{_WORDS} x i64]
   %pause = alloca [2 x i64]
 {_words(_FUNCTION, _CELLS, _EXTENT, _STOP, _FAILED, _PLACES, _BEGAN)}
-{_words(_OWNED, _TICKET, _FINISHED, of="pool")}
+{_words(_OWNED, _TICKET, _FINISHED, FORKS, of="pool")}
+  %forks = load i64, ptr %pool.{FORKS}
   call void @llvm.memset.p0.i64(ptr %job, i8 0, i64 {8 * _WORDS}, i1 false)
   store ptr %function, ptr %job.{_FUNCTION}
   store ptr %cells, ptr %job.{_CELLS}
@@ -486,9 +552,9 @@ entry:
   %to.job = getelementptr i64, ptr %block, i64 {JOB}
   %outer = load ptr, ptr %to.job
   store ptr %job, ptr %to.job
-  br i1 %is.long, label %summon, label %run
-summon:
-  call void @ask(ptr %job)
+  br i1 %is.long, label %call.help, label %run
+call.help:
+  call void @ask_for_help(ptr %job)
   br label %run
 run:
   call void @work(ptr %job, ptr %block, i64 0, i1 true)
@@ -503,6 +569,13 @@ close:
   %since = call i64 @now()
   br label %wait
 wait:
+  %forks.now = load i64, ptr %pool.{FORKS}
+  %is.child = icmp ne i64 %forks.now, %forks
+  br i1 %is.child, label %child, label %count
+child:
+  %error = call i64 @forked(ptr %block)
+  ret i64 %error
+count:
   %finished = load atomic i64, ptr %pool.{_FINISHED} seq_cst, align 8
   %joined = icmp eq i64 %finished, %taken
   br i1 %joined, label %release, label %spin
@@ -564,12 +637,5 @@ done:
 }}
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 """
-
-THREADS: Final = (
-    *("pthread_create", "pthread_detach", "nanosleep"),
-    *("pthread_mutex_init", "pthread_mutex_lock", "pthread_mutex_unlock"),
-    *("pthread_cond_init", "pthread_cond_wait", "pthread_cond_broadcast"),
-)
-"""The functions of the system that the code calls."""
 
 TEXT: Final = "\n".join((_WORK, _START, _SERVE, _RUN))

@@ -19,6 +19,7 @@ import numpy as np
 from hopflow.compiler.cpu import guarded, library, parallel
 from hopflow.compiler.cpu.emit import Emission, emit
 from hopflow.compiler.cpu.jit import (
+    THREAD_FUNCTIONS,
     Linked,
     address_of,
     always_linked,
@@ -35,7 +36,7 @@ from hopflow.compiler.interface import Interface
 from hopflow.compiler.owned import WORD, result_words
 from hopflow.compiler.reuse import reuse
 from hopflow.config import config
-from hopflow.errors import ArgumentTypeError, BoundsError, CompileError
+from hopflow.errors import ArgumentTypeError, BoundsError, CompileError, ForkError
 from hopflow.logs import passing
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import Program
@@ -330,22 +331,30 @@ def _stubs(target: CpuTarget) -> Linked:
     symbols["hf_poll_callable"] = id(_poll)
     symbols["hf_ndarray"] = id(np.ndarray)
     symbols["hf_bounds_error"] = id(BoundsError)
+    symbols["hf_fork_error"] = id(ForkError)
     symbols["hf_epoch"] = ctypes.addressof(_epoch)
     symbols["hf_num_threads"] = ctypes.addressof(config.threads)
     symbols["hf_pool"] = ctypes.addressof(_pool)
     symbols |= {
-        name: c_symbols()[name] for name in ("clock_gettime", *parallel.THREADS)
+        name: c_symbols()[name] for name in ("clock_gettime", *THREAD_FUNCTIONS)
     }
     code = shared_code(f"{TEXT}\n{parallel.TEXT}", target)
-    return link(code, ("hf_entry", *_STUBS), always_linked() | symbols, target)
+    linked = link(code, ("hf_entry", *_STUBS), always_linked() | symbols, target)
+    # The threads of the pool outlive the interpreter: they sleep in this code, and look
+    # at this memory when they wake.
+    for needed in (linked, _pool, config.threads):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(needed))
+    return linked
 
 
 _pool = (ctypes.c_int64 * parallel.POOL_WORDS)()
 
 
 def _forget_threads() -> None:
-    """Forget the threads of the pool, which a forked process has not."""
+    """Forget the threads of the pool, which a forked process does not have."""
+    forks = _pool[parallel.FORKS] + 1
     ctypes.memset(_pool, 0, ctypes.sizeof(_pool))
+    _pool[parallel.FORKS] = forks
 
 
 os.register_at_fork(after_in_child=_forget_threads)

@@ -353,7 +353,7 @@ class _Segment:
         slots = [f"ptr {slot}" for slot in self.slots]
         arguments = ", ".join(["ptr %block", *values, *slots])
         status = f.emit(f"call i64 @{first.name}({arguments})")
-        outer.cost.add(self._cost_of(first))
+        outer.count_call(self._cost_of(first))
         outer.values.forget_loads()
         if first.may_stop:
             go_on, stop = f.name("joined"), f.name("stopped")

@@ -69,6 +69,11 @@ _STRINGS: Final = (
         "layout that the program was made for. This is a defect of hopflow, not of "
         "your program: please report it with the program.",
     ),
+    _string(
+        ".forked",
+        "this process was forked within a loop over threads, whose other threads it "
+        "does not have. Fork where no compiled code runs.",
+    ),
     _string(".trap", "LLL"),
     _string(".epoch", "L"),
     _string(".host", "LLL"),
@@ -80,6 +85,7 @@ _DECLARATIONS: Final = """
 @hf_epoch = external global i64
 @hf_ndarray = external global i8
 @hf_bounds_error = external global i8
+@hf_fork_error = external global i8
 declare ptr @PyBytes_AsString(ptr)
 declare i64 @PyLong_AsLong(ptr)
 declare ptr @PyErr_Occurred()
@@ -348,9 +354,9 @@ lead:
   %to.job = getelementptr i64, ptr %block, i64 {JOB}
   %job = load ptr, ptr %to.job
   %is.alone = icmp eq ptr %job, null
-  br i1 %is.alone, label %begin, label %summon
-summon:
-  call void @start(ptr %job)
+  br i1 %is.alone, label %begin, label %call.help
+call.help:
+  call void @ask_if_long(ptr %job)
   br label %begin
 help:
   %told = load atomic i64, ptr %flag seq_cst, align 8
@@ -393,6 +399,22 @@ save:
 stop:
   store ptr null, ptr %block
   ret i64 1
+}}
+"""
+
+# The end of a loop over threads in a process that was forked within it.
+_FORKED: Final = f"""
+define internal i64 @forked(ptr %block) nounwind {{
+  %state = load ptr, ptr %block
+  %released = icmp ne ptr %state, null
+  br i1 %released, label %restore, label %raise
+restore:
+  call void @PyEval_RestoreThread(ptr %state)
+  br label %raise
+raise:
+  call ptr (ptr, ptr, ...) @PyErr_Format(ptr @hf_fork_error, ptr @.forked)
+  store ptr null, ptr %block
+  ret i64 {INTERRUPTED}
 }}
 """
 
@@ -475,7 +497,7 @@ on:
 """
 
 TEXT: Final = "\n".join(
-    (*_STRINGS, _DECLARATIONS, _COMPARE, _ENTRY, _POLL, _CALL, _TICK)
+    (*_STRINGS, _DECLARATIONS, _COMPARE, _ENTRY, _POLL, _FORKED, _CALL, _TICK)
 )
 PYTHON: Final = (
     "PyBytes_AsString PyLong_AsLong PyErr_Occurred PyErr_Format PyErr_NoMemory "

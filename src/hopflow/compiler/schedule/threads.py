@@ -39,7 +39,7 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.walk import bodies, statements, uses
 
 LARGE: Final = 1 << 22
-"""Instructions of a loop over elements that is worth it: some tenths of a
+"""Instructions of a loop over elements, from which on it uses threads: some tenths of a
 millisecond."""
 ELEMENTS: Final = 1 << 18
 """Elements that a loop is taken to have if only the call knows their number."""
@@ -91,7 +91,8 @@ def _work(loop: For, unknown: int = ELEMENTS) -> int:
     """Return about how many instructions a loop over elements takes.
 
     Args:
-        unknown: The number of steps of a loop, and of those in it, if it is unknown.
+        unknown: The steps of a loop of unknown length. Those within it then count as
+            one step each.
     """
     steps: int = unknown
     if loop.extent.is_const:
