@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: hopflow and JAX, interleaved in one process."""
+"""`python -m benchmarks`: hopflow, JAX and C, interleaved in one process."""
 
 import argparse
 import sys
@@ -7,13 +7,16 @@ from pathlib import Path
 
 import jax
 
+from benchmarks import native
 from benchmarks.measure import measure, measure_calls
 from benchmarks.report import (
     CALLS_HEADER,
     HEADER,
     as_json,
     describe_machine,
+    format_c,
     format_calls,
+    format_lax_map,
     format_means,
     format_row,
 )
@@ -51,12 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"JAX {machine['jax']}, Python {machine['python']}, {machine['processor']}\n")
     rows, many = [], []
     if workloads:
+        if why := native.missing():
+            print(f"There are no times of C: {why}.\n")
         print(HEADER)
     for workload in workloads:
         rows.append(measure(workload, options.repeat))
         print(format_row(rows[-1]), flush=True)
     if workloads:
-        print(format_means(rows))
+        print(f"{format_means(rows)}\n\n{format_c(rows)}\n{format_lax_map(rows)}")
     if calls:
         print(f"\n{CALLS_HEADER}")
     for call in calls:

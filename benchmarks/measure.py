@@ -1,11 +1,11 @@
-"""Measuring hopflow and JAX, turn by turn in one process."""
+"""Measuring hopflow, JAX and C, turn by turn in one process."""
 
 import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final, Protocol
 
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 import hopflow as hf
+from benchmarks import native
 from benchmarks.workload import Calls, Workload
 from hopflow import pytree
 from hopflow.compiler.pipeline import clear_cache
@@ -46,12 +47,16 @@ class Row:
     """What was measured of one workload.
 
     symbolic   runs of hopflow's program for all sizes, where one is compiled
+    lax_map    runs of JAX by `lax.map`, where `jax` is by `jax.vmap`
+    c          runs of the function in C, where there is one, and a compiler
     """
 
     name: str
     hopflow: Times
     jax: Times
     symbolic: Times | None = None
+    lax_map: Times | None = None
+    c: Times | None = None
 
     @property
     def symbolic_ratio(self) -> float | None:
@@ -67,7 +72,7 @@ class Disagreement(Exception):
 
 
 def measure(workload: Workload, repeat: int) -> Row:
-    """Compare the results, then time both sides by turns.
+    """Compare the results, then time all sides by turns.
 
     The first call is that of a function made anew, after the caches were cleared and
     something unrelated was compiled: `repeat` of them, and as many runs or more.
@@ -76,18 +81,30 @@ def measure(workload: Workload, repeat: int) -> Row:
         Disagreement: the results differ by more than the workload allows.
     """
     pair: list[Side] = [Hopflow(workload), _Jax(workload)]
-    sides = [*pair, *([_Symbolic(workload)] * (workload.mode == "jit"))]
     expected = pair[1].answer()
-    for side in sides:
-        if side is not pair[1]:
-            _compare(workload, side.answer(), expected)
+    others = _others(workload, expected)
+    for side in (pair[0], *others.values()):
+        _compare(workload, side.answer(), expected)
     with no_collection():
         firsts = _firsts(pair, repeat)
         gc.collect()
-        runs = _runs(sides, repeat)
+        runs = _runs([*pair, *others.values()], repeat)
     steps = [[t / workload.steps for t in run] for run in runs]
     ours, theirs = (Times(*times) for times in zip(firsts, steps, strict=False))
-    return Row(workload.name, ours, theirs, *(Times([], t) for t in steps[2:]))
+    rest = zip(others, steps[2:], strict=True)
+    return Row(workload.name, ours, theirs, **{name: Times([], t) for name, t in rest})
+
+
+def _others(workload: Workload, expected: list[Any]) -> dict[str, "Side"]:
+    """The sides of which runs alone are timed, by their fields of `Row`."""
+    sides: dict[str, Side] = {}
+    if workload.mode == "jit":
+        sides["symbolic"] = _Symbolic(workload)
+    if workload.lax_map is not None:
+        sides["lax_map"] = _Jax(replace(workload, jax=workload.lax_map))
+    if workload.in_c is not None and native.missing() is None:
+        sides["c"] = _C(workload, expected)
+    return sides
 
 
 def measure_calls(calls: Calls, repeat: int) -> Row:
@@ -220,13 +237,16 @@ class _Jax:
             [jax.device_put(x) if isinstance(x, np.ndarray) else x for x in args]
             for args in work.calls
         ]
-        self.f: Callable[..., Any] = work.jax()
+        self.f = self._made()
+
+    def _made(self) -> Callable[..., Any]:
+        f = self.work.jax()
+        return jax.jit(f) if self.work.mode == "jit" else f
 
     def renew(self) -> None:
         jax.clear_caches()
         jax.jit(lambda x: x * 3 - 1)(np.ones(1)).block_until_ready()
-        f = self.work.jax()
-        self.f = jax.jit(f) if self.work.mode == "jit" else f
+        self.f = self._made()
 
     def call(self) -> None:
         traced = self.work.mode in ("trace", "symbolic")
@@ -240,6 +260,20 @@ class _Jax:
         f = jax.jit(self.work.jax())
         results = [f(*args) for args in self.calls]
         return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
+
+
+class _C:
+    """The function in C. It writes all its results to the same memory."""
+
+    def __init__(self, work: Workload, expected: Sequence[Any]) -> None:
+        self.call = native.Routine(work.name, work.args, expected, work.in_c or ())
+
+    def renew(self) -> None:
+        """It was compiled before."""
+
+    def answer(self) -> list[Any]:
+        self.call()
+        return self.call.results
 
 
 def _compare(work: Workload | Calls, ours: list[Any], theirs: list[Any]) -> None:

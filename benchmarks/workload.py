@@ -1,4 +1,4 @@
-"""What a benchmark is: one algorithm, written for hopflow and for JAX."""
+"""What a benchmark is: one algorithm for hopflow and for JAX, and perhaps in C."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +23,9 @@ class Workload:
                number decides how long a loop runs, or what a chaotic system does later
     mode       "jit": compiled once; "eager": called as it is; "trace": only traced;
                "symbolic": traced with sizes that are symbols, if the library has them
+    lax_map    the same for JAX by `lax.map`, where `jax` is by `jax.vmap`
+    in_c       the integers that its function in C takes last (see `native`); None:
+               there is no such function
     """
 
     name: str
@@ -33,6 +36,8 @@ class Workload:
     rtol: float = 1e-5
     differing: float = 0.0
     mode: Literal["jit", "eager", "trace", "symbolic"] = "jit"
+    lax_map: Callable[[], Callable[..., Any]] | None = None
+    in_c: Sequence[int] | None = None
 
     @property
     def calls(self) -> list[Arrays]:

@@ -1,6 +1,7 @@
 """The benchmarks work, at sizes that take no time. Nothing here looks at a clock."""
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow.testing.requires import load
+from hopflow.testing.requires import load, requires
 
 jax = load("jax>=0.11")
 
@@ -18,6 +19,7 @@ from benchmarks import __main__ as command  # noqa: E402
 from benchmarks import compare as comparing  # noqa: E402
 from benchmarks import flat as flat_command  # noqa: E402
 from benchmarks import measure as measuring  # noqa: E402
+from benchmarks import native  # noqa: E402
 from benchmarks.measure import (  # noqa: E402
     Disagreement,
     Row,
@@ -27,7 +29,9 @@ from benchmarks.measure import (  # noqa: E402
 )
 from benchmarks.report import (  # noqa: E402
     as_json,
+    format_c,
     format_calls,
+    format_lax_map,
     format_means,
     format_row,
     format_time,
@@ -61,6 +65,9 @@ def test_a_row_gives_the_same_in_both_and_times_of_both(workload: Workload) -> N
         assert times.run > 0
 
     assert (row.symbolic is not None) == (workload.mode == "jit")
+    assert (row.lax_map is not None) == (workload.lax_map is not None)
+    has_c = workload.in_c is not None and native.missing() is None
+    assert (row.c is not None) == has_c
 
 
 @pytest.mark.parametrize("calls", FEW_CALLS, ids=lambda c: c.name)
@@ -131,6 +138,53 @@ def test_other_types_are_a_disagreement(ours: Any, match: str) -> None:
         measure(workload, repeat=1)
 
 
+# --- rows in C ---
+
+
+@requires("cc")
+def test_the_rows_compile_in_c() -> None:
+    assert native.missing() is None
+
+
+def test_each_function_in_c_is_that_of_a_row() -> None:
+    text = "\n".join(file.read_text() for file in native.SOURCES.glob("*.[ch]"))
+    text = re.sub(r"#define FUNCTION\(name\) row_(\w+?)_##name##(\w+)", "", text)
+    names = {*re.findall(r"^void row_(\w+)\(", text, re.M)}
+    for name in re.findall(r"^void FUNCTION\((\w+)\)\(", text, re.M):
+        names |= {f"gang_{name}_f32", f"gang_{name}_f64"}
+    assert names == {w.name.replace("-", "_") for w in TINY if w.in_c is not None}
+    assert len(names) >= 25
+
+
+def test_a_row_in_c_that_disagrees_is_not_timed() -> None:
+    [workload] = [w for w in TINY if w.name == "heat-roll"]
+    if native.missing() is None:
+        with pytest.raises(Disagreement, match="heat-roll: result 0 differs"):
+            measure(dataclasses.replace(workload, in_c=[1]), repeat=1)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "why"),
+    [("no-such-cc", "no no-such-cc on PATH"), ("false", "does not compile the rows")],
+)
+def test_without_a_compiler_the_reason_is_printed(
+    compiler: str,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    compiled = functools.cache(native._compiled.__wrapped__)
+    monkeypatch.setattr(native, "_compiled", compiled)
+    options = ["--rows", "while", "--repeat", "1", "--scale", "0.00001"]
+    assert command.main(options) == 0
+    said = capsys.readouterr().out
+    assert re.search(f"There are no times of C: .*{why}", said)
+    assert "no row in C" in said
+    with pytest.raises(native.Unavailable, match=why):
+        native.library()
+
+
 # --- the report ---
 
 
@@ -158,6 +212,36 @@ def test_many_calls_have_a_table_and_a_list_of_their_own() -> None:
     assert format_calls(row).split() == ["many", "4", "ms", "1", "ms", "4.00x"]
     report = json.loads(as_json([], [row]))
     assert report["calls"][0]["ratio"]["run"] == 4.0
+
+
+def test_a_row_in_c_has_its_time_and_how_many_times_as_long_the_others_take() -> None:
+    row = dataclasses.replace(_row("a", 2.0, 8.0), c=Times([], [1.0]))
+    other = dataclasses.replace(_row("b", 0.5, 2.0), c=Times([], [1.0]))
+    assert format_row(row).split()[-4:] == ["1", "s", "2.00x", "8.00x"]
+    assert format_c([row, other]) == (
+        "beside C (2 rows): hopflow takes 1.00 times as long in the geometric mean, at "
+        "most 2.00 times (a); JAX takes 4.00 times as long"
+    )
+    report = json.loads(as_json([row, other]))
+    assert report["beside_c"] == {
+        "rows": 2,
+        "hopflow": 1.0,
+        "jax": 4.0,
+        "worst": ["a", 2.0],
+    }
+    assert report["rows"][0]["c"] == {"run": 1.0, "fastest_run": 1.0, "rounds": 1}
+    assert format_c([]) == "no row in C"
+
+
+def test_a_row_by_vmap_says_how_many_times_as_long_lax_map_takes() -> None:
+    row = dataclasses.replace(_row("a", 2.0, 8.0), lax_map=Times([], [3.0]))
+    other = dataclasses.replace(_row("b", 2.0, 12.0), lax_map=Times([], [13.0]))
+    assert format_row(row).split()[-3:] == ["3", "s", "1.50x"]
+    assert format_lax_map([row, other]) == (
+        "beside the faster of vmap and lax.map (2 rows): JAX takes 3.00 times as long "
+        "in the geometric mean, at least 1.50 times (a)"
+    )
+    assert format_lax_map([]) == "no row by lax.map"
 
 
 def test_means_are_geometric() -> None:
@@ -194,9 +278,8 @@ def test_the_command_prints_a_table_and_writes_json(
     assert command.main([*options, "--json", str(file)]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"JAX {jax.__version__}, Python ")
-    assert [line.split()[0] for line in said.splitlines()[-3:]] == [
-        *("call", "while", "geometric")
-    ]
+    lines = [line.split()[0] for line in said.splitlines() if line]
+    assert lines[-5:-2] == ["call", "while", "geometric"]
     rows = json.loads(file.read_text())["rows"]
     assert [row["name"] for row in rows] == ["call", "while"]
 

@@ -25,6 +25,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             lambda: lambda x: lax.fori_loop(0, steps, _lax_write, x),
             (rng.normal(size=1000).astype("f"),),
             steps,
+            in_c=[steps],
         ),
         Workload(
             "sin-roll",
@@ -47,6 +48,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             lambda: lambda x: lax.scan(_each(jnp.tanh), x, length=100)[0],
             (rng.normal(size=wide).astype("f"),),
             rtol=1e-3,
+            in_c=[],
         ),
         Workload(
             "recurrence-scan",
@@ -54,6 +56,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             lambda: lambda a, b: lax.scan(_recur, jnp.float32(0), (a, b))[1],
             (decay, drive),
             rtol=1e-3,
+            in_c=[],
         ),
         Workload(
             "recurrence-associative",
@@ -73,6 +76,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (matrix,),
             iterations,
             1e-6,
+            in_c=[iterations],
         ),
     ]
 

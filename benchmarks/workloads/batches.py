@@ -27,6 +27,8 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             lambda: lambda x, y: jax.vmap(lax_escape)((x, y)),
             plane(size(512)),
             differing=1e-3,
+            lax_map=lambda: lambda x, y: lax.map(lax_escape, (x, y)),
+            in_c=[],
         ),
         Workload(
             "vmap-collatz",
@@ -34,12 +36,16 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             lambda: jax.vmap(lax_collatz),
             (numbers,),
             len(numbers),
+            lax_map=lambda: lambda n: lax.map(lax_collatz, n),
+            in_c=[],
         ),
         Workload(
             "vmap-heavy-tail",
             lambda: hf.vmap(_hop_decay),
             lambda: jax.vmap(_lax_decay),
             (_heavy_tail(size(4096)),),
+            lax_map=lambda: lambda n: lax.map(_lax_decay, n),
+            in_c=[],
         ),
     ]
 

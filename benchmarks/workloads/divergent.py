@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import hopflow as hf
 from benchmarks.libraries import HOPFLOW, JAX
@@ -54,6 +55,8 @@ def _row(name: str, one: Callable[..., Any], args: Any, **options: Any) -> Workl
         lambda: hf.vmap(one(HOPFLOW)),
         lambda: jax.vmap(one(JAX)),
         args,
+        lax_map=lambda: _lax_map(one(JAX)),
+        in_c=[],
         **options,
     )
 
@@ -64,24 +67,40 @@ def _gradient(name: str, one: Callable[..., Any], args: Any) -> Workload:
     def ours() -> Callable[..., Any]:
         return hf.grad(lambda x: hf.sum(hf.vmap(one(HOPFLOW))(x)))
 
-    def theirs() -> Callable[..., Any]:
-        def tangent(x: Any) -> Any:
-            return jax.jvp(one(JAX), (x,), (jnp.ones_like(x),))[1]
+    def tangent(x: Any) -> Any:
+        return jax.jvp(one(JAX), (x,), (jnp.ones_like(x),))[1]
 
-        mapped: Callable[..., Any] = jax.vmap(tangent)
-        return mapped
-
-    return Workload(name, ours, theirs, args, rtol=1e-3)
+    return Workload(
+        name,
+        ours,
+        lambda: jax.vmap(tangent),
+        args,
+        rtol=1e-3,
+        lax_map=lambda: _lax_map(tangent),
+        in_c=[],
+    )
 
 
 def _search_row(name: str, wanted: Any, table: Any) -> Workload:
     def ours() -> Callable[..., Any]:
         return lambda ws, xs: hf.vmap(lambda w: _search(HOPFLOW, w, xs))(ws)
 
-    def theirs() -> Callable[..., Any]:
-        return lambda ws, xs: jax.vmap(lambda w: _search(JAX, w, xs))(ws)
+    def theirs(mapped: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda ws, xs: mapped(lambda w: _search(JAX, w, xs))(ws)
 
-    return Workload(name, ours, theirs, (wanted, table))
+    return Workload(
+        name,
+        ours,
+        lambda: theirs(jax.vmap),
+        (wanted, table),
+        lax_map=lambda: theirs(_lax_map),
+        in_c=[],
+    )
+
+
+def _lax_map(one: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.vmap(one)` by a loop over the batch elements."""
+    return lambda *args: lax.map(lambda each: one(*each), args)
 
 
 # --- functions of an example ----------------------------------------------------------

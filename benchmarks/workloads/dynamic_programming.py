@@ -18,11 +18,17 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     scores = rng.normal(size=(size(10_000), 32)).astype("f")
     moves = rng.normal(size=(32, 32)).astype("f")
     return [
-        row("edit-distance-scan", _edit_distance, (a, b), steps=a.size),
-        row("lcs-at", _common_subsequence, (a, b), steps=a.size),
-        row("knapsack", _knapsack, (weights, values, capacity), steps=weights.size),
-        row("floyd-warshall", _shortest, (distances,), steps=len(distances)),
-        row("viterbi", _viterbi, (scores, moves), steps=len(scores)),
+        row("edit-distance-scan", _edit_distance, (a, b), steps=a.size, in_c=[]),
+        row("lcs-at", _common_subsequence, (a, b), steps=a.size, in_c=[]),
+        row(
+            "knapsack",
+            _knapsack,
+            (weights, values, capacity),
+            steps=weights.size,
+            in_c=[],
+        ),
+        row("floyd-warshall", _shortest, (distances,), steps=len(distances), in_c=[]),
+        row("viterbi", _viterbi, (scores, moves), steps=len(scores), in_c=[]),
     ]
 
 

@@ -21,17 +21,18 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     start = np.zeros(20, "f")
     doubles = inputs.astype(float), labels.astype(float), start.astype(float)
     return [
-        row("kalman", _kalman, (seen,), steps=len(seen)),
-        row("biquad", _biquad, (sound,), steps=sound.size, rtol=1e-3),
-        row("particles", _particles, (track,), steps=track.size, rtol=0.2),
+        row("kalman", _kalman, (seen,), steps=len(seen), in_c=[]),
+        row("biquad", _biquad, (sound,), steps=sound.size, rtol=1e-3, in_c=[]),
+        row("particles", _particles, (track,), steps=track.size, rtol=0.2, in_c=[]),
         row(
             "conjugate-gradients",
             _gradients,
             (factor @ factor.T + np.eye(n), seen[:, 0][:1] + np.ones(n)),
             rtol=1e-4,
+            in_c=[],
         ),
-        row("adam", _adam, (inputs, labels, start), steps=200, rtol=1e-2),
-        row("newton-logistic", _newton, doubles, steps=8, rtol=1e-3),
+        row("adam", _adam, (inputs, labels, start), steps=200, rtol=1e-2, in_c=[200]),
+        row("newton-logistic", _newton, doubles, steps=8, rtol=1e-3, in_c=[8]),
         row("bfgs", _bfgs, (np.full(size(50) + 2, -1.0),), rtol=1e-3, differing=0.1),
     ]
 

@@ -23,10 +23,17 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     words = rng.normal(size=(256, hidden)).astype("f")
     machine = _machine(steps)
     return [
-        row("virtual-machine", machine, (code, np.ones(4)), steps=steps, rtol=1e-4),
-        row("decision-tree", _tree(depth), (features, columns, limits)),
-        row("automaton", _automaton, (text, table), steps=text.size),
-        row("greedy-decode", _greedy, (weights, words), steps=100),
+        row(
+            "virtual-machine",
+            machine,
+            (code, np.ones(4)),
+            steps=steps,
+            rtol=1e-4,
+            in_c=[steps],
+        ),
+        row("decision-tree", _tree(depth), (features, columns, limits), in_c=[depth]),
+        row("automaton", _automaton, (text, table), steps=text.size, in_c=[]),
+        row("greedy-decode", _greedy, (weights, words), steps=100, in_c=[100]),
         row("beam-search", _beams, (weights, words), steps=50),
     ]
 

@@ -28,6 +28,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (np.asarray(steps),),
             steps,
             1e-3,
+            in_c=[],
         ),
         Workload(
             "fori-cond",
@@ -36,6 +37,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (np.asarray(steps),),
             steps,
             1e-3,
+            in_c=[],
         ),
         Workload(
             "lorenz",
@@ -47,6 +49,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             lorenz_steps,
             # Chaotic: after some 2,000 steps a last bit has become everything.
             differing=max(0.0, 1 - 1000 / lorenz_steps),
+            in_c=[lorenz_steps],
         ),
         Workload(
             "collatz",
@@ -54,6 +57,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             lambda: lambda n: lax.map(lax_collatz, n),
             (numbers,),
             len(numbers),
+            in_c=[],
         ),
         Workload(
             "mandelbrot",
@@ -61,6 +65,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             lambda: lambda x, y: lax.map(lax_escape, (x, y)),
             plane(size(512)),
             differing=1e-3,
+            in_c=[],
         ),
     ]
 

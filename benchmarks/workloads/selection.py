@@ -16,14 +16,14 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     batch = rng.normal(size=(size(1000), 1000)).astype("f")
     queries, points = rng.normal(size=(size(1000), 3)), rng.normal(size=(5000, 3))
     return [
-        row("sort", lambda lib: lib.np.sort, (numbers,)),
-        row("argsort", lambda lib: lib.np.argsort, (floats,)),
-        row("top-k", lambda lib: lambda x: lib.top_k(x, 10)[0], (batch,)),
-        row("median-filter", _median_filter, (floats,)),
-        row("histogram", _histogram, (numbers,)),
-        row("quantiles", _quantiles, (numbers,)),
-        row("nearest", _nearest, (queries, points)),
-        row("running-max", _drawdown, (numbers,)),
+        row("sort", lambda lib: lib.np.sort, (numbers,), in_c=[]),
+        row("argsort", lambda lib: lib.np.argsort, (floats,), in_c=[]),
+        row("top-k", lambda lib: lambda x: lib.top_k(x, 10)[0], (batch,), in_c=[]),
+        row("median-filter", _median_filter, (floats,), in_c=[]),
+        row("histogram", _histogram, (numbers,), in_c=[]),
+        row("quantiles", _quantiles, (numbers,), in_c=[]),
+        row("nearest", _nearest, (queries, points), in_c=[]),
+        row("running-max", _drawdown, (numbers,), in_c=[]),
     ]
 
 

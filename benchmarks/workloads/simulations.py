@@ -11,18 +11,39 @@ from benchmarks.workload import Workload
 
 def workloads(size: Callable[[int], int]) -> list[Workload]:
     rng = np.random.default_rng(0)
-    steps = size(100_000)
+    steps, points = size(100_000), size(1_000_000)
     places, speeds = rng.normal(size=(2, size(200), 3))
     masses = rng.uniform(0.5, 1.5, size(200))
     chains = rng.normal(size=size(10_000)).astype("f")
     return [
-        row("ode-adaptive", _adaptive, (np.array([2.0, 0.0]),), rtol=1e-4),
-        row("pendulum", _pendulum(steps), (np.array([0.0, 1.0]),), steps=steps),
-        row("n-body", _bodies, (places, speeds, masses), steps=20, rtol=1e-4),
-        row("pi", _pi(size(1_000_000)), (np.array(7),), rtol=1e-3),
-        row("metropolis", _metropolis, (chains,), steps=100, differing=0.02, rtol=1e-3),
-        row("option-paths", _paths, (chains,), steps=100, rtol=1e-3),
-        row("ising", _ising, (np.sign(rng.normal(size=(64, 64))).astype("f"),)),
+        row("ode-adaptive", _adaptive, (np.array([2.0, 0.0]),), rtol=1e-4, in_c=[]),
+        row(
+            "pendulum",
+            _pendulum(steps),
+            (np.array([0.0, 1.0]),),
+            steps=steps,
+            in_c=[steps],
+        ),
+        row(
+            "n-body", _bodies, (places, speeds, masses), steps=20, rtol=1e-4, in_c=[20]
+        ),
+        row("pi", _pi(points), (np.array(7),), rtol=1e-3, in_c=[points]),
+        row(
+            "metropolis",
+            _metropolis,
+            (chains,),
+            steps=100,
+            differing=0.02,
+            rtol=1e-3,
+            in_c=[100],
+        ),
+        row("option-paths", _paths, (chains,), steps=100, rtol=1e-3, in_c=[100]),
+        row(
+            "ising",
+            _ising,
+            (np.sign(rng.normal(size=(64, 64))).astype("f"),),
+            in_c=[50],
+        ),
     ]
 
 

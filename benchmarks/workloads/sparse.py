@@ -20,10 +20,23 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     features = rng.normal(size=(nodes, 16)).astype("f")
     weight = (rng.normal(size=(16, 16)) / 4).astype("f")
     return [
-        row("spmv", _product, (heads, tails, values, x), rtol=1e-4, differing=0.001),
-        row("pagerank", _pagerank, (heads, tails, degrees), steps=20),
-        row("message-passing", _messages, (heads, tails, features, weight), rtol=1e-3),
-        row("components", _components, (heads, tails, np.arange(nodes))),
+        row(
+            "spmv",
+            _product,
+            (heads, tails, values, x),
+            rtol=1e-4,
+            differing=0.001,
+            in_c=[],
+        ),
+        row("pagerank", _pagerank, (heads, tails, degrees), steps=20, in_c=[20]),
+        row(
+            "message-passing",
+            _messages,
+            (heads, tails, features, weight),
+            rtol=1e-3,
+            in_c=[],
+        ),
+        row("components", _components, (heads, tails, np.arange(nodes)), in_c=[]),
     ]
 
 

@@ -18,14 +18,28 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     rod = rng.normal(size=length).astype("f")
     cells = (rng.uniform(size=(2 * side, 2 * side)) < 0.4).astype(np.int8)
     return [
-        row("heat-slices", _steps(_by_slices), (plate,), steps=STEPS),
-        row("heat-roll", _steps(_by_roll), (plate,), steps=STEPS),
-        row("heat-pad", _steps(_by_pad), (plate,), steps=STEPS),
-        row("heat-concat", _steps(_by_concat), (rod,), steps=STEPS, rtol=1e-3),
-        row("heat-gather", _steps(_by_gather), (rod,), steps=STEPS, rtol=1e-3),
+        row("heat-slices", _steps(_by_slices), (plate,), steps=STEPS, in_c=[STEPS]),
+        row("heat-roll", _steps(_by_roll), (plate,), steps=STEPS, in_c=[STEPS]),
+        row("heat-pad", _steps(_by_pad), (plate,), steps=STEPS, in_c=[STEPS]),
+        row(
+            "heat-concat",
+            _steps(_by_concat),
+            (rod,),
+            steps=STEPS,
+            rtol=1e-3,
+            in_c=[STEPS],
+        ),
+        row(
+            "heat-gather",
+            _steps(_by_gather),
+            (rod,),
+            steps=STEPS,
+            rtol=1e-3,
+            in_c=[STEPS],
+        ),
         row("heat-grad", _gradient, (rod,), rtol=1e-3),
-        row("waves", _waves, (plate, plate), steps=STEPS),
-        row("life", _steps(_life), (cells,), steps=STEPS),
+        row("waves", _waves, (plate, plate), steps=STEPS, in_c=[STEPS]),
+        row("life", _steps(_life), (cells,), steps=STEPS, in_c=[STEPS]),
     ]
 
 
