@@ -56,6 +56,11 @@ class CpuTarget(LlvmTarget):
         return self.has("fma") if is_x86 else not self.is_wasm
 
     @property
+    def has_extrema(self) -> bool:
+        """Whether it has the minimum and the maximum that `Module` describes."""
+        return self.is_wasm or self.triple.startswith(("aarch64", "arm64"))
+
+    @property
     def register_bits(self) -> int:
         """The bits of the widest register: of a vector, or of a scalar float64."""
         if self.has("avx512f"):

@@ -249,12 +249,23 @@ class _Simplifier:
         if node.dtype is not dtypes.int64 or len(node.args) != 2:
             return node
         x, y = node.args
+        if node.op in ("min", "max"):
+            return self._extremum(node, x, y)
         if node.op == "add" and _is_quotient_of(x, y):
             return y.args[0]
         if node.op in ("add", "sub") and x.op in ("add", "sub"):
             return _moved_twice(node)
         if node.op in ("div", "rem") and y.is_const and y.attr > 0:
             return self._divided(node, x, y)
+        return node
+
+    def _extremum(self, node: Expr, x: Expr, y: Expr) -> Expr:
+        """Return the operand that is always the smaller, or larger, one."""
+        for less, more in ((x, y), (y, x)):
+            if self.bounds(less).high <= self.bounds(more).low or self._decided_by_size(
+                "le", less, more
+            ):
+                return less if node.op == "min" else more
         return node
 
     def _decided_by_size(self, op: str, x: Expr, y: Expr) -> bool | None:

@@ -11,7 +11,7 @@ loop of its own.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -94,12 +94,16 @@ class _Piece:
 
 def _split(definition: Pointwise, shape: Shape) -> Pointwise | Cut:
     """Return the definition in pieces, cut breadth-first, if it has such tests."""
-    order = nodes(*definition.elements)
+    elements = definition.elements
+    order = nodes(*elements)
+    if any([node.op in _CLAMPED for node in order]):
+        elements = _with_tests(elements, order, shape)
+        order = nodes(*elements)
     compares = any([node.op in _COMPARED for node in order])
     tests = _tests(order, shape) if compares else {}
     if not tests:
         return definition
-    whole = _Piece(definition.elements, order, tests)
+    whole = _Piece(elements, order, tests)
     waiting, pieces, size = deque([whole]), 1, len(order)
     most = max(size, LARGEST)
     while waiting and pieces < MOST:
@@ -113,7 +117,36 @@ def _split(definition: Pointwise, shape: Shape) -> Pointwise | Cut:
             continue
         piece.parts, size, pieces = (test, below, above), grown, pieces + 1
         waiting += (below, above)
-    return whole.definition()
+    return definition if whole.parts is None else whole.definition()
+
+
+def _with_tests(
+    elements: Sequence[Expr], order: Sequence[Expr], shape: Shape
+) -> tuple[Expr, ...]:
+    """Return the elements with `select(i + 1 < n, i + 1, n)` for `min(i + 1, n)` in the
+    indices of reads."""
+    forms, uniform = _forms(order, shape)
+    reads = nodes(*[a for node in order if node.op == "element" for a in node.args])
+    clamps = {node: _CLAMPED[node.op] for node in reads if node.op in _CLAMPED}
+    values: dict[Expr, Expr] = {}
+    for node in order:
+        args = [values[a] for a in node.args]
+        values[node] = e.with_args(node, tuple(args))
+        if node in clamps and _varies_and_stays(node.args, forms, uniform):
+            test = e.compare(clamps[node], *args)
+            values[node] = e.select(test, *args)
+    return tuple([values[x] for x in elements])
+
+
+def _varies_and_stays(
+    args: Sequence[Expr], forms: Mapping[Expr, "_Form"], uniform: Collection[Expr]
+) -> bool:
+    """Return whether one operand has a form, and the other is the same everywhere."""
+    x, y = args
+    return (x in forms and y in uniform) or (y in forms and x in uniform)
+
+
+_CLAMPED: Final = {"min": "lt", "max": "gt"}
 
 
 def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
@@ -206,11 +239,26 @@ def _worth(order: Sequence[Expr], tests: set[Expr]) -> Iterator[Expr]:
 
 def _tests(order: Sequence[Expr], shape: Shape) -> dict[Expr, _Test]:
     """Return the nodes that are such tests."""
+    forms, uniform = _forms(order, shape)
+    tests: dict[Expr, _Test] = {}
+    for node in order:
+        if node in uniform:
+            continue
+        if node.op in _COMPARED and node.args[0].dtype is dtypes.int64:
+            test = _test(node, forms, uniform, shape)
+            if test is not None:
+                tests[node] = test
+    return tests
+
+
+def _forms(
+    order: Sequence[Expr], shape: Shape
+) -> tuple[dict[Expr, "_Form"], set[Expr]]:
+    """Return the forms of nodes, and the nodes that are the same for all indices."""
     forms: dict[Expr, _Form] = {
         axis: _Form(k, 1, 0) for k, axis in enumerate(axes(len(shape)))
     }
     uniform: set[Expr] = set()
-    tests: dict[Expr, _Test] = {}
     for node in order:
         if node in forms:
             continue
@@ -220,11 +268,7 @@ def _tests(order: Sequence[Expr], shape: Shape) -> dict[Expr, _Test]:
             form = _form(node, forms)
             if form is not None and _is_near(form, shape):
                 forms[node] = form
-        elif node.op in _COMPARED and node.args[0].dtype is dtypes.int64:
-            test = _test(node, forms, uniform, shape)
-            if test is not None:
-                tests[node] = test
-    return tests
+    return forms, uniform
 
 
 class _Form(NamedTuple):

@@ -38,10 +38,13 @@ VECTOR_BYTES: Final = 512
 class Module:
     """The text of one module: declarations, data, functions, attributes and metadata.
 
-    symbols   the names whose addresses the linker must provide
+    symbols       the names whose addresses the linker must provide
+    has_extrema   whether the target has instructions for the minimum and the maximum of
+                  floats, where NaN is the result if it is an operand, and -0 < 0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_extrema: bool = False) -> None:
+        self.has_extrema = has_extrema
         self.symbols: set[str] = set()  # the linker must have their addresses
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}

@@ -3,7 +3,10 @@
 Every function takes registers or constants of `width` lanes and returns one.
 """
 
+import re
+import struct
 from functools import cache
+from math import copysign, isnan
 from typing import Final
 
 from hopflow import dtypes
@@ -40,10 +43,8 @@ _FLOAT_CALL: Final = {
     "rint": "llvm.rint",
     "copysign": "llvm.copysign",
     "fma": "llvm.fma",
-    "min": "llvm.minimum",  # NaN if either is; -0 is less than 0
-    "max": "llvm.maximum",
 }
-_ARITY: Final = {"copysign": 2, "min": 2, "max": 2, "fma": 3}
+_ARITY: Final = {"copysign": 2, "fma": 3}
 _FLOAT_TEST: Final = {
     "eq": "oeq",
     "ne": "une",
@@ -52,6 +53,7 @@ _FLOAT_TEST: Final = {
     "gt": "ogt",
     "ge": "oge",
 }
+_LITERAL: Final = re.compile(r"\b0x([0-9a-f]{16})\b")
 _OVERFLOWS: Final = {"add_overflows": "sadd", "mul_overflows": "smul"}
 _ROUNDING: Final = frozenset("add sub mul div rem sqrt fma".split())
 """Operations whose exact result a narrow float may be unable to represent."""
@@ -72,6 +74,8 @@ def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -
         return result
     if op == "abs":  # an unsigned integer
         return args[0]
+    if op in ("min", "max"):
+        return _extremum(f, op, dtype, width, args)
     if op in _OVERFLOWS:
         return _overflows(f, _OVERFLOWS[op], register_type(dtype), width, args)
     return _shift(f, op, dtype, width, args)
@@ -103,6 +107,52 @@ def _instruction(op: str, dtype: DType, width: int) -> tuple[str, str | None] | 
             return _call(_FLOAT_CALL[op], scalar, width, _ARITY.get(op, 1))
         return None
     return _integer_instruction(op, dtype, width, t)
+
+
+def _extremum(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
+    """Emit the minimum or maximum of floats: NaN if either is; -0 is less than 0.
+
+    LLVM would sort the operands by their signs, which on x86 takes scalars through
+    other registers. There, `x > y ? x : y` is one instruction, which returns y if one
+    is NaN, or both are zeros. In both orders it finds the two zeros, whose bits give
+    the result; other equal numbers have equal bits.
+    """
+    t, tests = register_type(dtype, width), lanes("i1", width)
+    name, test, bits = ("max", "ogt", "and") if op == "max" else ("min", "olt", "or")
+    if f.module.has_extrema:
+        scalar = register_type(dtype)
+        template, declaration = _call(f"llvm.{name}imum", scalar, width, 2)
+        f.module.declare(declaration)
+        return f.emit(template % tuple(args))
+
+    def one(x: str, y: str) -> str:
+        first = f.emit(f"fcmp {test} {t} {x}, {y}")
+        return f.emit(f"select {tests} {first}, {t} {x}, {t} {y}")
+
+    x, y = args if args[0].startswith("%") else args[::-1]
+    if (value := _number(y)) is not None:
+        is_greatest_zero = op == "max" and value == 0 and copysign(1, value) > 0
+        is_least_zero = op == "min" and value == 0 and copysign(1, value) < 0
+        if is_greatest_zero:  # which turns -0 into itself when it is added
+            return f.emit(f"fadd {t} {one(y, x)}, {y}")
+        if not is_least_zero:
+            return one(y, x)
+    integers = lanes(f"i{64 if dtype is dtypes.float64 else 32}", width)
+    both = [f.emit(f"bitcast {t} {z} to {integers}") for z in (one(x, y), one(y, x))]
+    number = f.emit(f"{bits} {integers} {both[0]}, {both[1]}")
+    result = f.emit(f"bitcast {integers} {number} to {t}")
+    unordered = f.emit(f"fcmp uno {t} {x}, {y}")
+    nan = f.emit(f"fadd {t} {x}, {y}")
+    return f.emit(f"select {tests} {unordered}, {t} {nan}, {t} {result}")
+
+
+def _number(register: str) -> float | None:
+    """Return the value of a constant of `literal` or `splat`, unless it is NaN."""
+    found = None if register.startswith("%") else _LITERAL.search(register)
+    if found is None:
+        return None
+    [value] = struct.unpack(">d", bytes.fromhex(found[1]))
+    return None if isnan(value) else value
 
 
 def _integer_instruction(

@@ -249,11 +249,13 @@ entry:
   %plain = fadd double %product, %c
   %a.size = call double @llvm.fabs.f64(double %a)
   %b.size = call double @llvm.fabs.f64(double %b)
-  %least = call double @llvm.minimum.f64(double %a.size, double %b.size)
-  %most = call double @llvm.maximum.f64(double %a.size, double %b.size)
   %c.size = call double @llvm.fabs.f64(double %c)
-  %some = fcmp ogt double %least, 0.0
-  %finite = fcmp olt double %most, 0x7ff0000000000000
+  %a.some = fcmp ogt double %a.size, 0.0
+  %b.some = fcmp ogt double %b.size, 0.0
+  %some = and i1 %a.some, %b.some
+  %a.finite = fcmp olt double %a.size, 0x7ff0000000000000
+  %b.finite = fcmp olt double %b.size, 0x7ff0000000000000
+  %finite = and i1 %a.finite, %b.finite
   %c.finite = fcmp olt double %c.size, 0x7ff0000000000000
   %factors = and i1 %some, %finite
   %c.special = xor i1 %c.finite, true

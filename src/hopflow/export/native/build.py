@@ -12,7 +12,6 @@ from hopflow.compiler.cpu.emit import emit_into
 from hopflow.compiler.cpu.unit import Unit
 from hopflow.compiler.kernel_program.program import equations
 from hopflow.compiler.kernel_program.rewriting import programs
-from hopflow.compiler.llvm.expansions import expand_extrema
 from hopflow.compiler.llvm.module import Module, symbol
 from hopflow.compiler.llvm.software import with_software
 from hopflow.compiler.pipeline import kernels_of, lower
@@ -125,7 +124,7 @@ def compile_native(program: Exported, name: str, target_name: str) -> Compiled:
     guards = program.module.guards.guards
     texts = zip(guards, program.constraints, strict=True)
     preamble = Preamble(parameters, lowered, graph, failures, list(texts))
-    unit = Unit(Module(), machine)
+    unit = Unit(Module(has_extrema=machine.has_extrema), machine)
     emit_into(unit, lowered, reuse(lowered))
     entry = Entry(name, unit, lowered, parameters, preamble)
     entry.define()
@@ -148,8 +147,6 @@ def _provide(unit: Unit, program: Program) -> None:
             library.define(module, name, unit.target)
             module.provide(name)
     module.provide(symbol(program.name))
-    if unit.target.is_microcontroller:
-        expand_extrema(module)
 
 
 # --- what native code cannot have -----------------------------------------------------
