@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from hopflow import dtypes
+from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.compiler.kernel_program.definitions import (
     Check,
     Compact,
@@ -54,6 +55,10 @@ VECTOR_ROW: Final = 8
 """Rows of at least so many elements are computed as vectors."""
 SHORT_ROW = 16
 """At least so many sums make it worthwhile to read a vector out of order."""
+ROWS_AT_ONCE: Final = 4
+"""The rows that are added to a row of sums in one pass over it."""
+SHORT_ELEMENT: Final = 16
+"""The instructions of the longest element of which so many are computed at once."""
 
 _Range: TypeAlias = tuple[Expr, Expr]
 """The first index along an axis, and the end, which is one past the last."""
@@ -395,11 +400,14 @@ class Kernels:
             def clear(j: Index) -> None:
                 self.b.store(sums, (*at, *j), self.b.at([init], (*at, *j))[0])
 
-            def accumulate(r: Index) -> None:
+            def accumulate(rows: Sequence[Index]) -> None:
                 def add(j: Index) -> None:
                     i = (*at, *j)
-                    [new] = self.b.at(kernel.element, (*i, *r))
-                    self.b.store(sums, i, e.binary(combine, sums.read(i), new))
+                    total = sums.read(i)
+                    for r in rows:
+                        [new] = self.b.at(kernel.element, (*i, *r))
+                        total = e.binary(combine, total, new)
+                    self.b.store(sums, i, total)
 
                 self.b.nest(row, add)
 
@@ -409,12 +417,39 @@ class Kernels:
                 self.b.store(out, i, value)
 
             self.b.nest(row, clear)
-            self.b.nest(kernel.space, accumulate, independent=False)
+            self._groups_of_rows(kernel, accumulate)
             [last], [total] = kernel.finish[0].results, kernel.finish[0].parameters
             if not is_direct or last is not total:
                 self.b.nest(row, finish)
 
         self.b.nest(outer_shape, outer)
+
+    def _groups_of_rows(
+        self, kernel: Reduction, accumulate: Callable[[Sequence[Index]], None]
+    ) -> None:
+        """Write loops over the kernel's space, which accumulate a few rows at a time,
+        in order: the sums are loaded and stored once for all of them."""
+        *outer, count = kernel.space
+        is_short = sum(map(weight, nodes(*kernel.element))) <= SHORT_ELEMENT
+        if not (is_short and isinstance(count, int) and count >= 2 * ROWS_AT_ONCE):
+            self.b.nest(kernel.space, lambda r: accumulate([r]), independent=False)
+            return
+        groups, rest = divmod(count, ROWS_AT_ONCE)
+
+        def several(at: Index, first: Expr, number: int) -> None:
+            places = [e.add(first, e.index(k)) for k in range(number)]
+            accumulate([(*at, place) for place in places])
+
+        def line(at: Index) -> None:
+            def group(g: Index) -> None:
+                first = e.mul(g[0], e.index(ROWS_AT_ONCE))
+                several(at, first, ROWS_AT_ONCE)
+
+            self.b.nest((groups,), group, independent=False)
+            if rest:
+                several(at, e.index(count - rest), rest)
+
+        self.b.nest(outer, line, independent=False)
 
     # --- prefixes, scatters, libraries ---
 
