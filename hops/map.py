@@ -10,6 +10,7 @@ from hopflow.bind import Operand, Value, bind, run_graph, slots
 from hopflow.errors import ArgumentValueError
 from hopflow.graph.core import Graph, Node
 from hopflow.graph.interpreter import Evaluate
+from hopflow.graph.origin import origin, replaying
 from hopflow.graph.regions import Port, Region, Role, Signature, roles
 from hopflow.graph.regions import result_types as bound_result_types
 from hopflow.graph.rewriting import effects
@@ -189,10 +190,12 @@ def _each_example(
 ) -> Sequence[Value]:
     xs = [arg for arg, b in zip(args, batched, strict=True) if b]
     xs = xs or [arange(size)]  # to run once for each batch element
+    mapped = origin.node  # the trace of the body would look at the Python stack
 
     def element(x: Sequence[Any]) -> list[Value]:
         leaves, pairs = iter(x), zip(args, batched, strict=True)
-        return list(f([next(leaves) if b else a for a, b in pairs]))
+        with replaying(mapped):
+            return list(f([next(leaves) if b else a for a, b in pairs]))
 
     results: list[Value] = map_(element, xs, progress=progress)
     return results

@@ -19,6 +19,7 @@ from hopflow.errors import (
     CarryTypeError,
     HopflowError,
     IndexingError,
+    LoopLimitError,
     ShapeError,
 )
 from hopflow.graph.parser import parse
@@ -416,3 +417,12 @@ def test_a_trace_keeps_no_frame(run: Any) -> None:
         assert call()() is None
     finally:
         gc.enable()
+
+
+def test_the_error_of_a_loop_of_batch_elements_has_the_line_of_the_loop() -> None:
+    def counted(n: Any) -> Any:
+        return hf.while_loop(lambda i: i < n, lambda i: i + 1, 0, max_steps=7)
+
+    line = counted.__code__.co_firstlineno + 1
+    with pytest.raises(LoopLimitError, match=rf"test_tracebacks.py:{line}"):
+        hf.jit(hf.vmap(counted))(hf.asarray([3, 9]))
