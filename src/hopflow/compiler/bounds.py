@@ -68,7 +68,7 @@ class _Pass:
             match s:
                 case While():
                     head = [*self.body(s.head), *self.checks(s)]
-                    checked.append(While(head, s.test, self.body(s.body)))
+                    checked.append(replace(s, head=head, body=self.body(s.body)))
                     continue
                 case For():
                     inner: Stmt = _loop(s, self.body(s.body))

@@ -78,10 +78,14 @@ class Store:
 
 @dataclass(eq=False, slots=True)
 class Copy:
-    """Copy all of `source` to `target`, of the same shape; they do not overlap."""
+    """Copy all of `source` to `target`, of the same shape; they do not overlap.
+
+    nodes   see `For`
+    """
 
     target: Buffer
     source: Buffer
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -96,22 +100,31 @@ class Swap:
 @dataclass(eq=False, slots=True)
 class For:
     """Run `body` for `var` = 0 .. `extent` - 1. `independent` is proven: no iteration
-    reads or writes memory that another one writes (except by `Accumulate`)."""
+    reads or writes memory that another one writes (except by `Accumulate`).
+
+    nodes   the nodes of the graph that it computes, by the numbers that a `Site` has:
+            first those whose results it stores
+    """
 
     var: Var
     extent: Expr
     body: "list[Stmt]"
     independent: bool = False
     binding: Binding = SERIAL
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
 class While:
-    """Run `head`, then evaluate `test`; while it holds, run `body` and `head` again."""
+    """Run `head`, then evaluate `test`; while it holds, run `body` and `head` again.
+
+    nodes   see `For`
+    """
 
     head: "list[Stmt]"
     test: Expr
     body: "list[Stmt]"
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -150,11 +163,13 @@ class Call:
 
     args    sub-arrays (read or written, as the routine declares) and scalar expressions
     site    the site at which a failure traps, or None
+    nodes   see `For`
     """
 
     routine: str
     args: tuple[Ref | Expr, ...]
     site: int | None = None
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -162,11 +177,13 @@ class HostCall:
     """Call Python, which reads all operands and writes all results.
 
     site   the site whose node in the graph has the function
+    nodes  see `For`
     """
 
     site: int
     operands: tuple[Ref, ...]
     results: tuple[Ref, ...]
+    nodes: tuple[int, ...] = ()
 
     @property
     def refs(self) -> tuple[Ref, ...]:
@@ -198,6 +215,7 @@ class Invoke:
 
     sizes  the values of the function's sizes
     site   the first of the program's sites that are the function's in this call
+    nodes  see `For`; those of the function are numbered from the one after these
     """
 
     function: "Program"
@@ -205,6 +223,7 @@ class Invoke:
     operands: tuple[Ref, ...]
     results: tuple[Ref, ...]
     site: int
+    nodes: tuple[int, ...] = ()
 
     @property
     def refs(self) -> tuple[Ref, ...]:
@@ -274,6 +293,9 @@ Stmt: TypeAlias = (
     | Barrier
     | Allocate
 )
+
+Timed: TypeAlias = Copy | For | While | Call | HostCall | Invoke
+"""The statements that may take long; they know the nodes that they compute."""
 
 
 Kind: TypeAlias = Literal[

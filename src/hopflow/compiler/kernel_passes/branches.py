@@ -21,6 +21,7 @@ blocks, all steps for each block, which a test in a step would prevent.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -391,7 +392,9 @@ def _side_of(
         name = "true" if holds else "false"
         results = tuple([Value(f"{v.name}_{name}", v.type) for v in equation.results])
         renamed |= zip(equation.results, results, strict=True)
-        chosen = Equation(results, d.Pointwise(tuple(roots)), equation.node)
+        chosen = replace(
+            equation, results=results, definition=d.Pointwise(tuple(roots))
+        )
         block.equations.append(chosen)
     replace_values(block, renamed)
     drop_unread(block)

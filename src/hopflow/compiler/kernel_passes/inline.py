@@ -10,7 +10,7 @@ carries to its next step are computed at the end of the step, all values of one 
 one kernel, so that they can replace the carries that they read.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
@@ -53,6 +53,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     operands,
     space_of,
 )
+from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import Expr, condition_of, index_of
 from hopflow.loop_ir.kernels import Callback, Library
@@ -112,7 +113,7 @@ class _Readers:
     last    the number of the last equation of the value's block that reads the value,
             or contains an equation that does
     orders     the nodes of equations that may be deferred
-    inlining   the equations whose expressions read such values
+    inlining   the equations whose expressions read such values, with these
     counts     for these equations, at how many indices they read each value
     """
 
@@ -122,7 +123,7 @@ class _Readers:
         self.reads: dict[Value, list[_Read]] = {}
         self.last: dict[Value, int] = {}
         self.orders: dict[Equation, list[Expr]] = {}
-        self.inlining: set[Equation] = set()
+        self.inlining: dict[Equation, list[Value]] = {}
         self.counts: dict[Equation, dict[Value, int]] = {}
         self._block: dict[Value, Block] = {}
         self._at: dict[Block, int] = {}
@@ -163,7 +164,7 @@ class _Readers:
         ]
         if not values:
             return
-        self.inlining.add(equation)
+        self.inlining[equation] = values
         for value in values:
             self.last[value] = self._at[self._block[value]]
         if _is_inlined_view(equation):
@@ -346,6 +347,8 @@ class _Inliner:
         self._costs: dict[Value, Cost] = {}
         self._stores: dict[Value, int] = {}  # how often a deferred value was stored
         self._makers: dict[Value, Equation] = {}  # of deferred values
+        # The nodes that each deferred value computes.
+        self._nodes: dict[Value, dict[Node, None]] = {}
         # The values with memory that a deferred value reads.
         self._sources: dict[Value, dict[Value, None]] = {}
         self._views: set[Value] = set()  # those that remain, for libraries
@@ -390,6 +393,7 @@ class _Inliner:
         [element] = definition.elements
         takes_view = any(map(_takes_matrix, reads))
         sources = self._read_by(self._readers.orders[equation])
+        equation.inlined = self._inlined(self._readers.inlining.get(equation, ()))
         is_stored = value in keeps or _is_stored(value, cost, reads, is_view)
         if cost.again > CHEAP and any(_writes_over(read, sources) for read in reads):
             is_stored = True
@@ -402,6 +406,7 @@ class _Inliner:
             block.equations.append(equation)
             return
         self._makers[value] = equation
+        self._nodes[value] = dict.fromkeys((*equation.inlined, equation.node))
         self._costs[value] = cost
         order = self._readers.orders[equation]
         self._elements.add(value, order, is_shared=len(reads) != 1)
@@ -424,6 +429,13 @@ class _Inliner:
             if node.op == "element":
                 sources |= self._sources.get(node.attr, {node.attr: None})
         return sources
+
+    def _inlined(self, values: Iterable[Value]) -> tuple[Node, ...]:
+        """Return the nodes that the deferred ones among these values compute."""
+        inlined: dict[Node, None] = {}
+        for value in values:
+            inlined |= self._nodes.get(value, {})
+        return tuple(inlined)
 
     def _cost(self, equation: Equation) -> Cost:
         order = self._readers.orders[equation]
@@ -456,6 +468,7 @@ class _Inliner:
             for inner in blocks(definition):
                 self.block(inner, definition)
         elif equation in self._readers.inlining:
+            equation.inlined = self._inlined(self._readers.inlining[equation])
             definition = self._rewritten(definition)
         elif isinstance(definition, Pointwise):
             definition = Pointwise(definition.elements)
@@ -511,10 +524,13 @@ class _Inliner:
             count = self._stores[value] = self._stores.get(value, 0) + 1
             name = value.name if count == 1 else f"{value.name}_{count}"
             stored.append(Value(name, value.type))
-        node = self._makers[values[0]].node
-        block.equations.append(
-            Equation(tuple(stored), Pointwise(tuple(expressions)), node)
+        equation = Equation(
+            tuple(stored),
+            Pointwise(tuple(expressions)),
+            self._makers[values[0]].node,
+            inlined=self._inlined(values),
         )
+        block.equations.append(equation)
         return stored
 
     def _compute_last(

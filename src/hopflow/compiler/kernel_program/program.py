@@ -158,12 +158,14 @@ class Equation:
 
     node     the node of the graph: errors name it, and a `Callback` calls its function
     symbol   the symbol that the only result defines from here on
+    inlined  further nodes that it computes, since nothing stores what they give
     """
 
     results: tuple[Value, ...]
     definition: Definition | Region
     node: Node
     symbol: Symbol | None = None
+    inlined: tuple[Node, ...] = ()
 
 
 def blocks(definition: Definition | Region) -> tuple[Block, ...]:

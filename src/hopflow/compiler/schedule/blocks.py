@@ -28,7 +28,7 @@ def block_of(loop: For, size: int) -> tuple[Var, For]:
     extent = e.index(size)
     if not loop.extent.is_const or loop.extent.attr % size:
         extent = e.binary("min", extent, e.sub(loop.extent, first))
-    return number, For(inner, extent, loop.body, True, loop.binding)
+    return number, For(inner, extent, loop.body, True, loop.binding, loop.nodes)
 
 
 def over_blocks(
@@ -36,4 +36,4 @@ def over_blocks(
 ) -> For:
     """Return the loop over the blocks of `loop`, each of which runs `body`."""
     blocks = e.div(e.add(loop.extent, e.index(size - 1)), e.index(size))
-    return For(number, blocks, body, True, binding)
+    return For(number, blocks, body, True, binding, loop.nodes)

@@ -23,7 +23,7 @@ from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
-from hopflow.graph.core import plain_symbol
+from hopflow.graph.core import Node, plain_symbol
 from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
@@ -41,6 +41,7 @@ from hopflow.loop_ir.program import (
     SizedType,
     Stmt,
     Store,
+    Timed,
     Trap,
 )
 from hopflow.loop_ir.walk import nodes
@@ -52,6 +53,12 @@ UNROLL = 16
 vectors."""
 
 
+def number_of(node: Node) -> int:
+    """Return the number of a node in the graph; see `loop_ir.program.Site`."""
+    number: int = node.meta.get("number", 0)
+    return number
+
+
 class Builder:
     """A program under construction. `statements` is the list that is being written.
 
@@ -60,6 +67,7 @@ class Builder:
     mutable    the variables that may be assigned again
     entry      the program's sizes, over the symbols of the program
     node       the number of the node that is being scheduled
+    nodes      the numbers of all nodes that are computed together with it
     places     the places of values
     views      views that are computed where a library reads them
     buffers    the memory of allocations
@@ -78,6 +86,7 @@ class Builder:
         self.mutable: set[Var] = set()
         self.entry: dict[Var, Size] = {}
         self.node = 0
+        self.nodes: tuple[int, ...] = ()
         self.places: dict[Value, Place] = {}
         self.views: dict[Value, Pointwise] = {}
         self.buffers: dict[Allocation, Buffer] = {}
@@ -256,6 +265,9 @@ class Builder:
     # --- statements ---
 
     def add(self, statement: Stmt) -> None:
+        """Write a statement of the current nodes."""
+        if isinstance(statement, Timed):
+            statement.nodes = self.nodes
         self.statements.append(statement)
 
     @contextmanager

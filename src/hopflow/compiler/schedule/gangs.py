@@ -187,9 +187,10 @@ def _gang(loop: For, width: int, private: Sequence[Buffer]) -> For:
     first = e.mul(e.read(number), e.index(width))
     extent = e.binary("min", e.index(width), e.sub(loop.extent, first))
     index = Let(loop.var, e.add(first, e.read(lane)))
-    inner = For(lane, extent, [index, *rows, *loop.body], True, Binding("gang", width))
+    body, gang = [index, *rows, *loop.body], Binding("gang", width)
+    inner = For(lane, extent, body, True, gang, loop.nodes)
     blocks = e.div(e.add(loop.extent, e.index(width - 1)), e.index(width))
-    return For(number, blocks, [inner], True, loop.binding)
+    return For(number, blocks, [inner], True, loop.binding, loop.nodes)
 
 
 def _by_element(body: list[Stmt], numbers: Iterator[int]) -> None:

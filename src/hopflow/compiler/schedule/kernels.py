@@ -30,7 +30,7 @@ from hopflow.compiler.kernel_program.registers import (
 )
 from hopflow.compiler.kernel_program.rewriting import as_values
 from hopflow.compiler.memory.place import in_registers
-from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.builder import Builder, number_of
 from hopflow.compiler.schedule.values import Registers, Stored
 from hopflow.graph.types import Shape, TensorType, is_one
 from hopflow.loop_ir import expr as e
@@ -71,7 +71,7 @@ class Kernels:
 
     def __init__(self, builder: Builder, equation: Equation) -> None:
         self.b, self.equation = builder, equation
-        self.node = equation.node.meta.get("number", 0)
+        self.node = number_of(equation.node)
         self.types = [value.type for value in equation.results]
 
     def definition(self, definition: Definition) -> None:

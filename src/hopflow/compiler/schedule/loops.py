@@ -35,7 +35,7 @@ from hopflow.compiler.kernel_program.registers import indices_of, is_small
 from hopflow.compiler.layout import Layout, Layouts, given_strides
 from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.compiler.schedule import carries
-from hopflow.compiler.schedule.builder import Builder
+from hopflow.compiler.schedule.builder import Builder, number_of
 from hopflow.compiler.schedule.kernels import Kernels
 from hopflow.compiler.schedule.values import Registers, Stored
 from hopflow.compiler.target import Target
@@ -164,7 +164,7 @@ class _Writer:
                 b.program.outputs.append(b.program.inputs[donated])
                 continue
             maker = self.plan.live.makers.get(value)
-            b.node = 0 if maker is None else maker.node.meta.get("number", 0)
+            b.node = 0 if maker is None else number_of(maker.node)
             sized = all(s in b.symbols for s in free_symbols(*value.shape))
             shape = b.shape(value.type) if sized else ()
             b.program.outputs.append(
@@ -176,6 +176,8 @@ class _Writer:
         place, outputs = self.b.place(value), self.b.program.outputs
         if number in self.plan.updated:
             return
+        maker = self.plan.live.makers.get(value)
+        self.b.nodes = () if maker is None else _numbers(maker)
         if len(outputs[number].shape) != value.type.ndim:
             outputs[number] = self.allocated_output(place, outputs[number], value)
         self.b.fill(value, Stored(value.type, outputs[number]))
@@ -204,13 +206,14 @@ class _Writer:
             definition = equation.definition
             if not (isinstance(definition, Effect) and definition.is_free):
                 self.b.test_flags()
-            before, self.b.node = self.b.node, equation.node.meta.get("number", 0)
+            before = self.b.node, self.b.nodes
+            self.b.node, self.b.nodes = number_of(equation.node), _numbers(equation)
             self.equation(equation)
             for value in equation.results:
                 self.b.check_size(value.type)
             if equation.symbol is not None:
                 self.b.define(equation.symbol, self.b.scalar(equation.results[0]))
-            self.b.node = before
+            self.b.node, self.b.nodes = before
         self.b.test_flags()
 
     def equation(self, equation: Equation) -> None:
@@ -301,7 +304,7 @@ class _Writer:
 
     def ticks(self, node: Node, total: Expr) -> _Ticks:
         """Write the first report of a loop, and return the writer of the others."""
-        site = self.b.site("progress", node.meta.get("number", 0))
+        site = self.b.site("progress", number_of(node))
         ticks = _Ticks(self.b, site, total, is_outermost=not self.b.depth)
         ticks.step(e.index(0))
         return ticks
@@ -330,7 +333,7 @@ class _Writer:
             if loop.max_steps is not None and steps is not None:
                 limit = e.index(loop.max_steps)
                 full = e.compare("ge", e.read(steps), limit)
-                site = b.site("limit", equation.node.meta.get("number", 0))
+                site = b.site("limit", number_of(equation.node))
                 b.add(Trap(full, site, (limit,)))
             done = e.index(0) if steps is None else b.let(e.read(steps))
             if steps is not None:
@@ -403,6 +406,11 @@ class _Writer:
         allocation = self.plan.of(stack)
         assert allocation is not None
         return self.b.memory(allocation, stack.type).row(at)
+
+
+def _numbers(equation: Equation) -> tuple[int, ...]:
+    """Return the numbers of the nodes that an equation computes, its own first."""
+    return tuple(map(number_of, (equation.node, *equation.inlined)))
 
 
 def _choose(selector: Expr, bodies: Sequence[list[Stmt]]) -> Stmt:

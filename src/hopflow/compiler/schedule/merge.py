@@ -122,7 +122,8 @@ def _absorb(
     moved = {s.var for s in later if isinstance(s, Let | Declare)}
     if changed & other.read or moved & other.changed:
         return False
-    loop = For(first.var, first.extent, first.body + second.body, True, binding)
+    nodes = tuple(dict.fromkeys(first.nodes + second.nodes))
+    loop = For(first.var, first.extent, first.body + second.body, True, binding, nodes)
     summary.join(other)
     summaries.set(loop, summary)
     names[loop] = names.pop(first)
