@@ -383,6 +383,7 @@ EXEMPT: Final = {
     "HigherOrderOp": "is a class to derive from: tests/test_own_operators.py",
     "Tensor": "its subclasses are made by functions",
     "ExportedProgram": "is made by `export` and `load`",
+    "Profile": "is made by `jitted.profile`",
     "load": "reads a file: tests/test_export_files.py has what is wrong with one",
     "__array_namespace_info__": "takes no arguments",
     "debug": "takes no arguments",

@@ -34,7 +34,8 @@ ORDER = (
     ("hops",),
     ("compiler",),
     (
-        *("backends", "calls", "jit", "transforms", "fx", "nn", "rewrite", "export"),
+        *("backends", "profile", "calls", "jit", "transforms"),
+        *("fx", "nn", "rewrite", "export"),
         # The package itself, which re-exports the above; then what uses it as users do.
         *("reproduction", "__init__", "testing", "demo", "cli", "__main__"),
     ),

@@ -211,6 +211,7 @@ from hopflow.ops.scatter import one_hot, segment_sum
 from hopflow.ops.searching import nonzero, searchsorted
 from hopflow.ops.sets import unique_all, unique_counts, unique_inverse, unique_values
 from hopflow.ops.sorting import argsort, sort, top_k
+from hopflow.profile import Profile
 from hopflow.reproduction import program as _program
 from hopflow.rewrite.api import control_flow
 from hopflow.stats import stats
@@ -238,6 +239,7 @@ __all__ = [
     "ExportedProgram",
     "HigherOrderOp",
     "Interpreter",
+    "Profile",
     "Tensor",
     "__array_api_version__",
     "__array_namespace_info__",

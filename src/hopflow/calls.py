@@ -8,8 +8,10 @@ from hopflow import pytree
 from hopflow.backends import Backed
 from hopflow.bind import Value, current
 from hopflow.compiler.pipeline import Executable
+from hopflow.errors import BackendError
 from hopflow.graph.module import ComputedSource, Source
 from hopflow.graph.types import TensorType
+from hopflow.profile import Profile, profile_of
 from hopflow.pytree import Spec
 from hopflow.symbolic.ranges import INT64
 from hopflow.tensor import EagerTensor
@@ -99,11 +101,43 @@ class Compiled:
             live = [p for p in pairs if not any(p[0] is x for x in donated)]
             _write([target for target, _ in live], [value for _, value in live])
             del results[first:]
+        return self._result(results)
+
+    def _result(self, results: list[Any]) -> Any:
+        """Return the result of a call, from the results of the program."""
         for k, number in self.constants.items():
             results.insert(k, number)
         for k, kind in self.numbers.items():
             results[k] = kind(results[k].item())
         return results[0] if self.is_single else pytree.unflatten(self.spec, results)
+
+    def profile(
+        self,
+        name: str,
+        tensors: Sequence[EagerTensor],
+        leaves: Sequence[Any],
+        captured: Sequence[EagerTensor],
+    ) -> Profile:
+        """Measure a call, which writes to no tensor.
+
+        Args:
+            name: The name of the function.
+
+        Raises:
+            BackendError: a backend runs the program.
+        """
+        if isinstance(self.executable, Backed):
+            raise BackendError(
+                f"profile: a backend runs `{name}`, and hopflow cannot time its loops. "
+                "Leave `backend` out."
+            )
+        self.check(tensors, captured)
+        sizes = [source.find(leaves) for source in self.sizes]
+        inputs = self.inputs(tensors, captured)
+        results, measured = self.executable.profiled.measured(inputs, sizes)
+        result = self._result(results[: len(results) - len(self.written)])
+        result = result[0] if self.changes else result
+        return profile_of(name, self.executable.graph, measured, result)
 
 
 _HALF_WRITTEN: Final = "left half-written by a call that was interrupted"

@@ -15,7 +15,12 @@ from hopflow.bind import Operand, current, is_watched, recorded
 from hopflow.calls import Compiled, FastPath
 from hopflow.compiler.pipeline import Executable
 from hopflow.entries import entry, mark_entry, process_error
-from hopflow.errors import ArgumentTypeError, ArgumentValueError, ImpurityError
+from hopflow.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    ImpurityError,
+    TraceError,
+)
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.printer import format_graph
 from hopflow.graph.rewriting import settle_sizes, unify_symbols
@@ -26,6 +31,7 @@ from hopflow.hops.subgraphs import Function, flatten_results
 from hopflow.logs import log, span
 from hopflow.ops.rules import as_integer
 from hopflow.pickling import Transformed
+from hopflow.profile import Profile
 from hopflow.pytree import Spec
 from hopflow.recursion import deep_recursion
 from hopflow.stats import counts
@@ -163,10 +169,7 @@ class Jitted(Transformed):
             if path is not None and captured is not None:
                 return self._run_fast(path, flat.leaves, captured)
             call = Arguments.of(self._f, self._dynamic, flat)
-            match = self._match(call)
-            if match.variant.compiled.written:
-                match = self._resolve_sharing(match, call)
-            variant, captured, _ = match
+            variant, captured, _ = self._match(call)
             compiled = variant.compiled
             if compiled.changes:
                 outside = variant.outside
@@ -205,7 +208,18 @@ class Jitted(Transformed):
         return path.variant.compiled(path.tensors(leaves), leaves, captured)
 
     def _match(self, call: Arguments) -> Match[Compiled]:
-        """Return the trace that serves a call; make it if there is none."""
+        """Return the trace that serves a call; make it if there is none.
+
+        Raises:
+            MutationError: see `_resolve_sharing`.
+        """
+        match = self._match_disjoint(call)
+        if match.variant.compiled.written:
+            match = self._resolve_sharing(match, call)
+        return match
+
+    def _match_disjoint(self, call: Arguments) -> Match[Compiled]:
+        """Return the trace for a call whose tensors do not alias a written one."""
         leaves = call.flat.leaves
         family = self._families.get(call.key)
         match = None
@@ -586,6 +600,40 @@ class Jitted(Transformed):
             only = f", which is for {' and '.join(special)} only" if special else ""
             return f"runs what has been compiled{only}"
         return self._reasons(family, call)
+
+    @entry
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """Run the function on these arguments, and say where the time goes.
+
+        The first call compiles the program once more, so that it counts and times its
+        loops. It runs twice, and the second run is measured: callbacks are called in
+        both. Arguments and tensors from outside stay as they are.
+
+            >>> @hf.jit
+            ... def collatz(n):
+            ...     step = lambda n: hf.where(n % 2 == 0, n // 2, 3 * n + 1)
+            ...     return hf.while_loop(lambda n: n > 1, step, n)
+            >>> collatz.profile(27).loops[0].trips
+            111
+
+        Returns:
+            The time, the steps, the bytes and the active lanes of each loop, with its
+            line; `print` shows a table.
+
+        Raises:
+            BackendError: a backend runs the program.
+            TraceError: it is called in a trace.
+            Exception: what a call would raise.
+        """
+        if not current().is_eager:
+            raise TraceError(
+                f"profile: `{name_of(self._f)}` is profiled in a trace, where nothing "
+                "runs. Profile the outermost function."
+            )
+        call = Arguments.of(self._f, self._dynamic, FlatArguments.of(args, kwargs))
+        variant, captured, _ = self._match(call)
+        leaves, name = call.flat.leaves, name_of(self._f)
+        return variant.compiled.profile(name, call.tensors, leaves, captured)
 
     def _reasons(self, family: Family[Compiled], call: Arguments) -> str:
         """Explain why no trace serves a call: a line for each trace of its family; if

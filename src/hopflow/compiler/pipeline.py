@@ -36,6 +36,7 @@ from hopflow.compiler.memory.plan import format_memory
 from hopflow.compiler.owned import WORD, owned_array, result_words
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.passes.outline import called_functions, number
+from hopflow.compiler.profiling import Measured, Table, with_counters
 from hopflow.compiler.schedule.schedule import memory_plans, schedule
 from hopflow.compiler.target import Target
 from hopflow.compiler.traps import bounds_error, trap_error
@@ -152,7 +153,8 @@ class Executable:
         self._allocated = [
             (k, b.dtype.dtype) for k, b in enumerate(outputs) if b in allocated
         ]
-        results = list(zip(graph.out_types, outputs, strict=True))
+        # A program that counts has one more output.
+        results = list(zip(graph.out_types, outputs, strict=False))
         self._out_shapes = [
             result_words(t.ndim) if b in allocated else t.shape for t, b in results
         ]
@@ -305,6 +307,11 @@ class Executable:
         node = list(self.graph.walk())[site.node]
         return trap_error(site, node, values)
 
+    @cached_property
+    def profiled(self) -> "Profiled":
+        """The same graph, compiled so that it counts and times its loops."""
+        return Profiled(self)
+
     @property
     def kernels(self) -> str:
         return format_kernels(kernels_of(self.graph))
@@ -332,6 +339,60 @@ class Executable:
 
     def _lowered(self) -> Program:
         return lower(self.graph, self._donated, target=self.target)[1]
+
+
+class Profiled(Executable):
+    """A compiled graph that counts and times its own loops.
+
+    It overwrites none of its arguments.
+    """
+
+    def __init__(self, executable: Executable) -> None:
+        """Compile the graph of an executable, for the same target."""
+        self._tables: dict[Kernel, Table] = {}
+        self._measured: list[Measured] = []
+        self._running = RLock()
+        super().__init__(executable.graph, executable._donated, executable.target)
+
+    def measured(
+        self, args: Sequence[EagerTensor], sizes: Sequence[int]
+    ) -> tuple[list[EagerTensor], list[Measured]]:
+        """Run twice, and return the results and what the second run measured. In the
+        first one memory is touched and threads are made."""
+        with self._running:
+            self(args, sizes)
+            return self(args, sizes), self._measured
+
+    def _unshared(self, args: Sequence[EagerTensor]) -> list[EagerTensor]:
+        copied = list(args)
+        for k in self._updated:
+            args[k].check_host()
+            copied[k] = EagerTensor(args[k].array.copy())
+        return copied
+
+    def _compiled(self, layouts: Layouts = ()) -> Kernel:
+        tables: list[Table] = []
+
+        def counting(program: Program) -> Program:
+            program, table = with_counters(program)
+            tables.append(table)
+            return program
+
+        native = _compile(self.graph, self.target, self._donated, layouts, counting)
+        kernel = Kernel(native, self.target)
+        [self._tables[kernel]] = tables
+        return kernel
+
+    def _bound(self, kernel: Kernel) -> _Call:
+        call, table = super()._bound(kernel), self._tables[kernel]
+
+        def counted(*args: Any) -> Trapped | None:
+            counters = np.zeros(table.size, np.int64)
+            trapped = call(*args, counters)
+            self._measured = table.measured(counters)
+            return trapped
+
+        return counted
 
 
 class _Variant(NamedTuple):
@@ -413,12 +474,25 @@ def _kernel(
 
 
 def _compile(
-    graph: Graph, target: CpuTarget, donated: tuple[int, ...], layouts: Layouts
+    graph: Graph,
+    target: CpuTarget,
+    donated: tuple[int, ...],
+    layouts: Layouts,
+    edit: Callable[[Program], Program] | None = None,
 ) -> ObjectCode:
+    """Compile a graph.
+
+    Args:
+        edit: A last pass over the finished program.
+    """
     counts.compiles += 1
     with _no_collection():
         with span("lower", graph=graph.name):
             _, program = lower(graph, donated, layouts, target)
+            if edit is not None:
+                program = edit(program)
+                if config.verify:
+                    verify_program(program)
         counts.functions += len(functions(program))
         with span("compile", graph=graph.name):
             return object_code(program, target)

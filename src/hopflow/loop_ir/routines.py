@@ -23,6 +23,7 @@ For the native side, which calls Fortran's column-major routines:
   the rest is Fortran.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -441,6 +442,23 @@ _TOP_ORDER: Final = Routine(
     _run_top_order,
 )
 
+
+# --- time -----------------------------------------------------------------------------
+
+
+def _run_clock(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
+    arrays[0][...] = time.monotonic_ns()
+    return 0
+
+
+CLOCK: Final = Routine(
+    "clock",
+    (Array("now", (), "out", "i64"),),
+    (),
+    """The nanoseconds of a clock that never goes back.""",
+    _run_clock,
+)
+
 _ALL: Final = (
     _gemm("gemm", False, False),
     _gemm("gemm_nt", False, True),
@@ -460,5 +478,6 @@ _ALL: Final = (
     _TRSM,
     _ARGSORT,
     _TOP_ORDER,
+    CLOCK,
 )
 ROUTINES: Final[Mapping[str, Routine]] = {routine.name: routine for routine in _ALL}

@@ -4,6 +4,8 @@ A routine is `i64 @hf_<name>_<dtype>(arrays, scalars, flags)`, which returns the
 `hopflow.compiler.cpu.library` compiles its code.
 """
 
+from typing import Final
+
 from hopflow import dtypes
 from hopflow.compiler.cpu import products
 from hopflow.compiler.cpu.cost import Cost
@@ -13,6 +15,9 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import Call, Ref
 from hopflow.loop_ir.routines import ROUTINES
+
+_CLOCK: Final = 64
+"""The cost of reading the clock."""
 
 
 def emit(emitter: CpuEmitter, s: Call) -> None:
@@ -47,6 +52,8 @@ def emit(emitter: CpuEmitter, s: Call) -> None:
 
 def _cost(name: str, scalars: list[Expr]) -> Cost:
     """Return about the time of a routine: cubic for all but sorting."""
+    if not scalars:  # the clock
+        return Cost(_CLOCK)
     work, sorts = e.index(64), name in ("argsort", "top_order")
     scalars = scalars[:1] if sorts else scalars
     if not sorts:

@@ -49,7 +49,10 @@ _METH_FASTCALL: Final = 0x80
 # The memory of linking a kernel: pages, and tables of the linker and of hopflow. The
 # resident memory of a process that compiles small kernels grows by this for each.
 _LINKED_BYTES: Final = 3 << 14
-_STUBS: Final = ("hf_poll", "hf_release", "hf_call", "hf_tick", "hf_parallel")
+_STUBS: Final = (
+    *("hf_poll", "hf_release", "hf_call", "hf_tick", "hf_parallel"),
+    "hf_clock_i64",
+)
 """The functions of the shared code that programs may call."""
 
 
