@@ -125,10 +125,11 @@ class Compact:
 class Library:
     """Results written by a routine of `loop_ir.routines` (GEMM, LAPACK, sort).
 
-    For each index of the leading `batch` axes, which all operands and results share,
-    the routine takes dense row-major sub-arrays of the operands, of the results, and of
+    For each index of the leading `batch` axes, which results and operands share, the
+    routine takes dense row-major sub-arrays of the operands, of the results, and of
     the workspace, and then `scalars`.
 
+    batch_axes   for each operand, which of these axes it has; empty: it has all
     overwrites   for each result, the operand that it starts as a copy of (LAPACK works
                  in place; that operand is then not passed itself), or None
     workspace    types of scratch arrays, without batch axes
@@ -141,10 +142,17 @@ class Library:
     operands: tuple[Operand, ...]
     scalars: tuple[Expr, ...] = ()
     batch: int = 0
+    batch_axes: tuple[tuple[int, ...], ...] = ()
     overwrites: tuple[int | None, ...] = (None,)
     workspace: tuple[TensorType, ...] = ()
     can_fail: bool = False
     takes_transposed: bool = False
+
+    def index_of(self, number: int, at: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the index of an operand's sub-array for an index of the batch."""
+        if not self.batch_axes:
+            return at
+        return tuple([at[axis] for axis in self.batch_axes[number]])
 
 
 @dataclass(frozen=True, slots=True)

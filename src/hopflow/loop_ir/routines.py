@@ -114,6 +114,34 @@ def _gemm(name: str, a_transposed: bool, b_transposed: bool) -> Routine:
     )
 
 
+def _run_gemm_windows(arrays: Sequence[NDArray], _: Sequence[int]) -> int:
+    a, x, offsets, out = arrays
+    n = out.shape[1]
+    if out.size:
+        last = len(x) - n
+        starts = np.where((offsets < 0) | (offsets > last), last, offsets)
+        out[...] = a @ x[starts[:, None] + np.arange(n)]
+    return 0
+
+
+_GEMM_WINDOWS: Final = Routine(
+    "gemm_windows",
+    (
+        Array("a", ("m", "k"), "in"),
+        Array("b", ("length",), "in"),
+        Array("offsets", ("k",), "in", "i64"),
+        Array("out", ("m", "n"), "out"),
+    ),
+    ("m", "n", "k", "length"),
+    """out = a @ rows, where rows[r] = b[offsets[r]:offsets[r] + n]; zeros if k is 0.
+
+    `length` is at least n. An offset that would lead out of b counts as the last one
+    that does not.
+    """,
+    _run_gemm_windows,
+)
+
+
 # --- LAPACK ---------------------------------------------------------------------------
 
 
@@ -464,6 +492,7 @@ _ALL: Final = (
     _gemm("gemm_nt", False, True),
     _gemm("gemm_tn", True, False),
     _gemm("gemm_tt", True, True),
+    _GEMM_WINDOWS,
     _POTRF,
     _GETRF,
     _GESV,

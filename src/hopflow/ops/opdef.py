@@ -127,6 +127,11 @@ class OpDef:
     align     None, or: (name, operands) -> operands of shapes that broadcast, checked
               by the run where only it can compare sizes
     is_cheap  whether a derivative may recompute the result instead of storing it
+    compose   None, or: (insert, op, *operands, **params) -> the result in terms of
+              other operations, which `insert(op, *operands, **params)` adds to the
+              graph that is compiled; or None, to lower it as it is
+    is_internal   only the compiler makes it, in `compose`: no program outside of the
+              compiler has it, so it has no other rules and no samples
     batch     its batch rule, see `ops.batching`. None: it has no operands, or it is
               `item`, see `batching.numbers`
     samples   operands and params for the tests of all operations
@@ -151,7 +156,9 @@ class OpDef:
     keeps_sizes: bool = False
     align: Callable[[str, Sequence[Operand]], list[Operand]] | None = None
     is_cheap: bool = False
+    compose: Callable[..., Value | None] | None = None
     batch: Callable[..., Sequence[Any]] | None = None
+    is_internal: bool = False
     effects: frozenset[str] = frozenset()
     node_effects: Callable[[dict[str, Any]], frozenset[str]] | None = None
     ulps: int = 0
@@ -162,7 +169,8 @@ class OpDef:
     def __post_init__(self) -> None:
         if self.name in OPERATIONS:
             raise ValueError(f"operation `{self.name}` is declared twice")
-        OPERATIONS[self.name] = self
+        if not self.is_internal:
+            OPERATIONS[self.name] = self
         object.__setattr__(self, "__name__", self.name)
         object.__setattr__(self, "__doc__", self.run.__doc__)
 

@@ -77,13 +77,21 @@ class _Tiles:
 def define(
     module: Module, name: str, routine: Routine, dtype: DType, target: CpuTarget
 ) -> None:
-    """Define one of the four matrix products of `loop_ir.routines`."""
+    """Define one of the matrix products of `loop_ir.routines`."""
     w = Wrapper(module, name, routine, dtype, target, WINDOW)
     out = w.buffers["out"]
-    a_transposed, b_transposed = (routine.name[k : k + 1] == "t" for k in (5, 6))
-    product = _Product(w.f, _Tiles.of(target, dtype), a_transposed, b_transposed)
+    tiles = _Tiles.of(target, dtype)
     w.leave_if_empty(out)
     w.when(w.f.emit("icmp eq i64 %k, 0"), lambda: w.clear(out))
+    if routine.name == "gemm_windows":
+        windows = _Windows(w.f, tiles)
+        w.when(w.f.emit("icmp eq i64 %m, 1"), windows.long_window)
+        windows.all_tiles()
+        w.finish()
+        module.define(name, w.f.text)
+        return
+    a_transposed, b_transposed = (routine.name[k : k + 1] == "t" for k in (5, 6))
+    product = _Product(w.f, tiles, a_transposed, b_transposed)
     # With one row or one column it is a product of a matrix and a vector.
     one_column, one_row = (w.f.emit(f"icmp eq i64 %{size}, 1") for size in "nm")
     if a_transposed:
@@ -200,42 +208,36 @@ class _Product:
 
     def block(self, block: _Block) -> None:
         """Emit what some columns of `a` add to some rows of the result."""
-        f, width = self.f, self.tiles.width
+        width = self.tiles.width
         whole = self.whole("%left", "%right", self.span)
-        many = f.emit(f"icmp uge i64 {block.rows}, {REUSES}")
-
-        def inside(j: str) -> None:
-            panel, step = self.panel(j, block), "%n"
-            if self.b_transposed:
-                self.fill(panel, block.count, str(self.span), self.span)
-                panel, step = self.copy, str(self.span)
-            else:
-                self.if_(many, lambda: self.fill_rows(panel, block.count))
-                step = self.chosen(many, "i64", self.span, "%n")
-                panel = self.chosen(many, "ptr", self.copy, panel)
-
-            def tile(i: str, height: int) -> None:
-                out = self.at("%out", self.op("mul", i, "%n"), j)
-                a = self.left(i, block.depth)
-                self.tile(
-                    (height, self.tiles.wide), a, (panel, step), (out, "%n"), block
-                )
-
-            self.down(block, tile)
-
-        self.each("%left", whole, self.span, inside)
+        self.each("%left", whole, self.span, lambda j: self.inside(j, block))
         self.each(whole, "%right", width, lambda j: self.edge_panel(j, block))
+
+    def inside(self, j: str, block: _Block) -> None:
+        """Emit the tiles of a wide panel."""
+        many = self.f.emit(f"icmp uge i64 {block.rows}, {REUSES}")
+        panel, step = self.panel(j, block), "%n"
+        if self.b_transposed:
+            self.fill(panel, block, str(self.span), self.span)
+            panel, step = self.copy, str(self.span)
+        else:
+            self.if_(many, lambda: self.fill_rows(panel, block, self.span))
+            step = self.chosen(many, "i64", self.span, "%n")
+            panel = self.chosen(many, "ptr", self.copy, panel)
+
+        def tile(i: str, height: int) -> None:
+            out = self.at("%out", self.op("mul", i, "%n"), j)
+            a = self.left(i, block.depth)
+            self.tile((height, self.tiles.wide), a, (panel, step), (out, "%n"), block)
+
+        self.down(block, tile)
 
     def edge_panel(self, j: str, block: _Block) -> None:
         """Emit the tiles of a panel of at most one vector."""
         f, width = self.f, self.tiles.width
         columns = self.least(self.op("sub", "%right", j), width)
         partial = f.emit(f"icmp slt i64 {columns}, {width}")
-        panel, step = self.panel(j, block), "%n"
-        copied = "true" if self.b_transposed else partial
-        self.if_(copied, lambda: self.fill(panel, block.count, columns, width))
-        step = self.chosen(copied, "i64", width, "%n")
-        panel = self.chosen(copied, "ptr", self.copy, panel)
+        panel = self.edge_of_b(self.panel(j, block), block, columns, partial)
         goes_on = f.emit(f"icmp ult i1 {block.begins}, {partial}")
 
         def tile(i: str, height: int) -> None:
@@ -246,12 +248,20 @@ class _Product:
             target = self.chosen(partial, "ptr", self.edge, out)
             row = self.chosen(partial, "i64", width, "%n")
             a = self.left(i, block.depth)
-            self.tile((height, 1), a, (panel, step), (target, row), block)
+            self.tile((height, 1), a, panel, (target, row), block)
             self.if_(partial, lambda: self.move(edge, (out, "%n"), *rows))
 
         self.down(block, tile)
 
-    def panel(self, j: str, block: _Block) -> str:
+    def edge_of_b(self, panel: str, block: _Block, columns: str, partial: str) -> Rows:
+        """Return a panel of at most one vector, copied if it is `partial`."""
+        width = self.tiles.width
+        copied = "true" if self.b_transposed else partial
+        self.if_(copied, lambda: self.fill(panel, block, columns, width))
+        step = self.chosen(copied, "i64", width, "%n")
+        return self.chosen(copied, "ptr", self.copy, panel), step
+
+    def panel(self, j: str, block: _Block, /) -> str:
         """Return the address of `b[depth, j]`."""
         depth = block.depth
         if self.b_transposed:
@@ -276,26 +286,30 @@ class _Product:
             self.each(start, stop, height, tile_at)
             start = stop
 
-    def fill_rows(self, panel: str, count: str) -> None:
-        """Emit a copy of `count` whole rows of a panel of `b`."""
-        t = lanes(self.tiles.lane, self.span)
+    def row_of(self, panel: str, r: str, _: _Block) -> str:
+        """Return the address of a row of a panel of `b`."""
+        return self.at(panel, r if self.b_transposed else self.op("mul", r, "%n"))
+
+    def fill_rows(self, panel: str, block: _Block, span: int) -> None:
+        """Emit a copy of whole rows, of `span` elements, of a panel of `b`."""
+        t = lanes(self.tiles.lane, span)
 
         def row(r: str) -> None:
-            source = self.at(panel, self.op("mul", r, "%n"))
-            target = self.at(self.copy, self.op("mul", r, self.span))
+            source = self.row_of(panel, r, block)
+            target = self.at(self.copy, self.op("mul", r, span))
             align = self.tiles.size
             values = self.f.emit(f"load {t}, ptr {source}, align {align}")
             self.f.do(f"store {t} {values}, ptr {target}, align {align}")
 
-        self.each("0", count, 1, row)
+        self.each("0", block.count, 1, row)
 
-    def fill(self, panel: str, count: str, columns: str, span: int) -> None:
+    def fill(self, panel: str, block: _Block, columns: str, span: int) -> None:
         """Emit a copy of a panel's first `columns`, padded with zeros to `span`."""
         lane = self.tiles.lane
-        down, along = ("1", "%k") if self.b_transposed else ("%n", "1")
+        along = "%k" if self.b_transposed else "1"
 
         def row(r: str) -> None:
-            source = self.at(panel, self.op("mul", r, down))
+            source = self.row_of(panel, r, block)
             target = self.at(self.copy, self.op("mul", r, span))
 
             def element(c: str) -> None:
@@ -309,7 +323,7 @@ class _Product:
             self.each("0", columns, 1, element)
             self.each(columns, str(span), 1, zero)
 
-        self.each("0", count, 1, row)
+        self.each("0", block.count, 1, row)
 
     def move(self, source: Rows, target: Rows, height: int, columns: str) -> None:
         """Emit a copy of the first columns of a tile."""
@@ -338,11 +352,15 @@ class _Product:
     ) -> None:
         """Emit the call that adds a block's contribution to a tile of this shape."""
         name = _tile(self.f.module, self.tiles, *shape)
+        self.call_tile(name, a, f"ptr {panel[0]}, i64 {panel[1]}", out, block)
+
+    def call_tile(
+        self, name: str, a: tuple[str, str, str], panel: str, out: Rows, block: _Block
+    ) -> None:
         pointer, down, along = a
         self.f.do(
-            f"call void @{name}(ptr {pointer}, i64 {down}, i64 {along}, "
-            f"ptr {panel[0]}, i64 {panel[1]}, ptr {out[0]}, i64 {out[1]}, "
-            f"i64 {block.count}, i1 {block.begins})"
+            f"call void @{name}(ptr {pointer}, i64 {down}, i64 {along}, {panel}, "
+            f"ptr {out[0]}, i64 {out[1]}, i64 {block.count}, i1 {block.begins})"
         )
 
     # --- products of a matrix and a vector
@@ -382,20 +400,105 @@ class _Product:
             start = stop
 
 
-def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
+class _Windows(_Product):
+    """A product with a matrix of windows: row r of `b` is at `%offsets[r]` of `%b`."""
+
+    def __init__(self, f: Function, tiles: _Tiles) -> None:
+        super().__init__(f, tiles, False, False)
+        self.last = self.op("sub", "%length", "%n")
+
+    def panel(self, j: str, _: _Block, /) -> str:
+        return self.at("%b", j)
+
+    def offsets(self, block: _Block) -> str:
+        return self.f.emit(f"getelementptr i64, ptr %offsets, i64 {block.depth}")
+
+    def row_of(self, panel: str, r: str, block: _Block) -> str:
+        place = self.f.emit(f"getelementptr i64, ptr {self.offsets(block)}, i64 {r}")
+        return self.at(panel, _window(self.f, place, self.last))
+
+    def edge_of_b(self, panel: str, block: _Block, columns: str, partial: str) -> Rows:
+        width, whole = self.tiles.width, self.f.emit(f"xor i1 {partial}, true")
+        self.if_(partial, lambda: self.fill(panel, block, columns, width))
+        self.if_(whole, lambda: self.fill_rows(panel, block, width))
+        return self.copy, str(width)
+
+    def inside(self, j: str, block: _Block) -> None:
+        """Emit the tiles of a wide panel. Few of them read the windows where they are;
+        for many the panel is copied, so that each load is of whole cache lines."""
+        f, panel, shape = self.f, self.panel(j, block), self.tiles.wide
+        many = f.emit(f"icmp uge i64 {block.rows}, {REUSES}")
+        few = f.emit(f"xor i1 {many}, true")
+
+        def copied(i: str, height: int) -> None:
+            out = self.at("%out", self.op("mul", i, "%n"), j), "%n"
+            a, copy = self.left(i, block.depth), (self.copy, str(self.span))
+            self.tile((height, shape), a, copy, out, block)
+
+        def in_place(i: str, height: int) -> None:
+            out = self.at("%out", self.op("mul", i, "%n"), j), "%n"
+            a = self.left(i, block.depth)
+            self.window_tile((height, shape), a, panel, out, block)
+
+        def copy_and_multiply() -> None:
+            self.fill_rows(panel, block, self.span)
+            self.down(block, copied)
+
+        self.if_(many, copy_and_multiply)
+        self.if_(few, lambda: self.down(block, in_place))
+
+    def window_tile(
+        self,
+        shape: tuple[int, int],
+        a: tuple[str, str, str],
+        panel: str,
+        out: Rows,
+        block: _Block,
+    ) -> None:
+        """Emit the call of a tile that reads windows where they are."""
+        name = _tile(self.f.module, self.tiles, *shape, windows=True)
+        windows = f"ptr {panel}, ptr {self.offsets(block)}, i64 {self.last}"
+        self.call_tile(name, a, windows, out, block)
+
+    def long_window(self) -> None:
+        """Emit the product of one row."""
+        (start, end), block = _COLUMNS, _Block("0", "1", "0", "%k", "true")
+        for vectors in (self.tiles.long, 1, 0):
+            span = vectors * self.tiles.width or 1
+            stop = self.whole(start, end, span)
+
+            def piece(j: str, vectors: int = vectors) -> None:
+                a, out = ("%a", "0", "1"), (self.at("%out", j), "0")
+                self.window_tile((1, vectors), a, self.panel(j, block), out, block)
+
+            self.each(start, stop, span, piece)
+            start = stop
+
+
+def _window(f: Function, place: str, last: str) -> str:
+    """Return the offset at an address, or `last` if it is not from 0 to that."""
+    f.module.declare("i64 @llvm.umin.i64(i64, i64)")
+    offset = f.emit(f"load i64, ptr {place}")
+    return f.emit(f"call i64 @llvm.umin.i64(i64 {offset}, i64 {last})")
+
+
+def _tile(
+    module: Module, tiles: _Tiles, height: int, vectors: int, *, windows: bool = False
+) -> str:
     """Define the function of a tile; with 0 `vectors` it is one element wide.
 
     For each of `count` rows of the panel it adds the product with a column of `a`: to
-    zero if `begins`, else to `out`.
+    zero if `begins`, else to `out`. Rows are `%step` apart, or windows at `%offsets`.
     """
-    name = f"tile.{height}.{vectors}.{tiles.lane}"
+    name = f"{'windows' if windows else 'tile'}.{height}.{vectors}.{tiles.lane}"
     if module.has_function(name):
         return name
     lane, width = tiles.lane, tiles.width if vectors else 1
-    t, short = lanes(lane, width), overload(lane, width)
+    t = lanes(lane, width)
+    panel_type = "ptr %offsets, i64 %last" if windows else "i64 %step"
     f = Function(
         module,
-        f"internal void @{name}(ptr %a, i64 %down, i64 %along, ptr %b, i64 %step, "
+        f"internal void @{name}(ptr %a, i64 %down, i64 %along, ptr %b, {panel_type}, "
         "ptr %out, i64 %row, i64 %count, i1 %begins)",
         f"noinline {HOT}",
     )
@@ -403,9 +506,9 @@ def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
     def at(pointer: str, offset: str | int) -> str:
         return f.emit(f"getelementptr {lane}, ptr {pointer}, i64 {offset}")
 
-    places, rows = [], []
+    rows = [at("%a", f.emit(f"mul i64 %down, {i}")) for i in range(height)]
+    places = []
     for i in range(height):
-        rows.append(at("%a", f.emit(f"mul i64 %down, {i}")))
         first = at("%out", f.emit(f"mul i64 %row, {i}"))
         places += [at(first, v * width) for v in range(max(1, vectors))]
     f.branch_if("%begins", "start", "more")
@@ -419,26 +522,18 @@ def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
     f.start("loop")
     f.do("%r = phi i64 [ 0, %start ], [ %r.next, %loop ]")
     f.do("%pa = phi i64 [ 0, %start ], [ %pa.next, %loop ]")
-    f.do("%pb = phi ptr [ %b, %start ], [ %pb.next, %loop ]")
     sums = [
         f.emit(f"phi {t} [ {x}, %start ], [ %sum{n}, %loop ]")
         for n, x in enumerate(begun)
     ]
-    panel = [
-        f.emit(f"load {t}, ptr {at('%pb', v * width)}, align {tiles.size}")
-        for v in range(max(1, vectors))
-    ]
-    for i, row in enumerate(rows):
-        x = f.emit(f"load {lane}, ptr {at(row, '%pa')}")
-        if vectors:
-            x = broadcast(f, x, lane, width)
-        for v, y in enumerate(panel):
-            n = i * len(panel) + v
-            added = f"{t} @{tiles.sum}{short}"
-            f.module.declare(f"{added}({t}, {t}, {t})")
-            f.do(f"%sum{n} = call {added}({t} {x}, {t} {y}, {t} {sums[n]})")
+    if windows:
+        place = f.emit("getelementptr i64, ptr %offsets, i64 %r")
+        row_of_b = at("%b", _window(f, place, "%last"))
+    else:
+        row_of_b = at("%b", f.emit("mul i64 %r, %step"))
+    columns = [at(row_of_b, v * width) for v in range(max(1, vectors))]
+    _add_products(f, tiles, [at(row, "%pa") for row in rows], columns, sums, vectors)
     f.do("%pa.next = add i64 %pa, %along")
-    f.do(f"%pb.next = getelementptr {lane}, ptr %pb, i64 %step")
     f.do("%r.next = add nuw nsw i64 %r, 1")
     f.branch_if(f.emit("icmp ult i64 %r.next, %count"), "loop", "end")
     f.start("end")
@@ -447,6 +542,30 @@ def _tile(module: Module, tiles: _Tiles, height: int, vectors: int) -> str:
     f.do("ret void")
     module.define(name, f.text)
     return name
+
+
+def _add_products(
+    f: Function,
+    tiles: _Tiles,
+    rows: list[str],
+    columns: list[str],
+    sums: list[str],
+    vectors: int,
+) -> None:
+    """Emit `%sum<n>`: the sums of a tile, with the products of the elements of `a` at
+    the addresses `rows` and the vectors of the panel at the addresses `columns`."""
+    lane, width = tiles.lane, tiles.width if vectors else 1
+    t = lanes(lane, width)
+    added = f"{t} @{tiles.sum}{overload(lane, width)}"
+    f.module.declare(f"{added}({t}, {t}, {t})")
+    panel = [f.emit(f"load {t}, ptr {c}, align {tiles.size}") for c in columns]
+    for i, row in enumerate(rows):
+        x = f.emit(f"load {lane}, ptr {row}")
+        if vectors:
+            x = broadcast(f, x, lane, width)
+        for v, y in enumerate(panel):
+            n = i * len(panel) + v
+            f.do(f"%sum{n} = call {added}({t} {x}, {t} {y}, {t} {sums[n]})")
 
 
 def _dots(module: Module, tiles: _Tiles, height: int) -> str:

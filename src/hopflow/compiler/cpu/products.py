@@ -5,14 +5,14 @@ result, which `hf_parallel` runs on the threads of the pool. The bits of an elem
 not depend on the block that it is in (see `gemm`).
 """
 
+from math import prod
 from typing import Final
 
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.parallel import RUN
 from hopflow.compiler.cpu.stubs import INTERRUPTED
 from hopflow.compiler.llvm.module import OPAQUE, Module
-from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.routines import Routine
 
 LARGE: Final = 1 << 22
 """Multiply-adds of a product that several threads share: a tenth of a millisecond, or
@@ -27,24 +27,23 @@ COLUMNS: Final = 768
 """The columns of a block, a multiple of the widths of all tiles."""
 
 
-def emit(
-    emitter: CpuEmitter, name: str, arguments: list[str], sizes: list[Expr]
-) -> str:
+def emit(emitter: CpuEmitter, name: str, routine: Routine, arguments: list[str]) -> str:
     """Emit a product; return the register of its status.
 
     Args:
         name: The function of the product.
-        arguments: The addresses of the matrices, and the sizes m, n and k.
-        sizes: The sizes.
+        routine: What it computes.
+        arguments: The addresses of the arrays, and the scalars: first m, n and k.
     """
     f = emitter.f
-    types = ", ".join(["ptr"] * 3 + ["i64"] * 7)
-    f.module.external(f"i64 @{name}({types})", OPAQUE)
-    if not (_has_threads(emitter) and _may_be_large(sizes)):
-        _, _, _, m, n, _ = arguments
+    names = [array.name for array in routine.arrays], [*routine.scalars]
+    types = ["ptr"] * len(names[0]) + ["i64"] * (len(names[1]) + 4)  # the window
+    f.module.external(f"i64 @{name}({', '.join(types)})", OPAQUE)
+    m, n, k = arguments[len(names[0]) : len(names[0]) + 3]
+    if not (_has_threads(emitter) and _may_be_large([m, n, k])):
         window = ["i64 0", m, "i64 0", n]
         return f.emit(f"call i64 @{name}({', '.join([*arguments, *window])})")
-    shared = _shared(f.module, name)
+    shared = _shared(f.module, name, *names)
     status = f.emit(f"call i64 @{shared}({', '.join(['ptr %block', *arguments])})")
     onward = f.name("joined")
     emitter.stop_if(f.emit(f"icmp eq i64 {status}, {INTERRUPTED}"), onward)
@@ -56,31 +55,47 @@ def _has_threads(emitter: CpuEmitter) -> bool:
     return emitter.unit.target.has_threads and emitter.may_poll and emitter.has_block
 
 
-def _may_be_large(sizes: list[Expr]) -> bool:
-    work = e.index(1)
-    for size in sizes:
-        work = e.mul(work, size)
-    return not work.is_const or work.attr >= LARGE
+def _may_be_large(sizes: list[str]) -> bool:
+    """Return whether a product of so many rows, columns and terms may be large."""
+    numbers = [size.removeprefix("i64 ") for size in sizes]
+    if any(number.startswith("%") for number in numbers):
+        return True
+    return prod(map(int, numbers)) >= LARGE
 
 
-def _shared(module: Module, name: str) -> str:
+def _shared(module: Module, name: str, arrays: list[str], scalars: list[str]) -> str:
     """Define the function that divides a product into blocks if it is large."""
     shared = f"{name}.shared"
     if not module.has_function(shared):
         module.external(RUN, "nounwind")
         for intrinsic in ("umin", "umax"):
             module.declare(f"i64 @llvm.{intrinsic}.i64(i64, i64)")
-        module.define(f"{name}.blocks", _BLOCKS.replace("PRODUCT", name))
-        module.define(shared, _SHARED.replace("PRODUCT", name))
+        module.define(f"{name}.blocks", _blocks(name, arrays, scalars))
+        module.define(shared, _divided(name, arrays, scalars))
     return shared
 
 
-# The product of sizes beyond 32 bits is left to the routine, which refuses them.
-_SHARED: Final = f"""
-define internal i64 @PRODUCT.shared(
-    ptr %block, ptr %a, ptr %b, ptr %out, i64 %m, i64 %n, i64 %k) noinline nounwind {{
+def _typed(arrays: list[str], scalars: list[str]) -> str:
+    """Return a product's arguments, or its parameters, but for the window."""
+    return ", ".join([f"ptr %{a}" for a in arrays] + [f"i64 %{s}" for s in scalars])
+
+
+def _divided(name: str, arrays: list[str], scalars: list[str]) -> str:
+    """Return the function that divides a large product into blocks. One of sizes beyond
+    32 bits is left to the routine, which refuses it."""
+    names = [*arrays, *scalars, "rows", "across"]
+    types = ["ptr"] * len(arrays) + ["i64"] * (len(scalars) + 2)
+    stores = "".join(
+        f"""
+  %to.{cell} = getelementptr i64, ptr %cells, i64 {number}
+  store {type_} %{cell}, ptr %to.{cell}"""
+        for number, (type_, cell) in enumerate(zip(types, names, strict=True))
+    )
+    arguments = _typed(arrays, scalars)
+    return f"""
+define internal i64 @{name}.shared(ptr %block, {arguments}) noinline nounwind {{
 entry:
-  %cells = alloca [8 x i64], align 8
+  %cells = alloca [{len(names)} x i64], align 8
   %m.or.n = or i64 %m, %n
   %any = or i64 %m.or.n, %k
   %is.int = icmp ult i64 %any, {1 << 31}
@@ -93,8 +108,7 @@ entry:
   %divides = and i1 %is.int, %is.large
   br i1 %divides, label %divide, label %alone
 alone:
-  %status = call i64 @PRODUCT(
-      ptr %a, ptr %b, ptr %out, i64 %m, i64 %n, i64 %k, i64 0, i64 %m, i64 0, i64 %n)
+  %status = call i64 @{name}({arguments}, i64 0, i64 %m, i64 0, i64 %n)
   ret i64 %status
 divide:
   %m.past = add i64 %m, {ROWS - 1}
@@ -108,47 +122,28 @@ divide:
   %last.column = sub i64 %n, 1
   %across.0 = udiv i64 %last.column, {COLUMNS}
   %across = add i64 %across.0, 1
-  %blocks = mul i64 %down, %across
-  %to.b = getelementptr i64, ptr %cells, i64 1
-  %to.out = getelementptr i64, ptr %cells, i64 2
-  %to.m = getelementptr i64, ptr %cells, i64 3
-  %to.n = getelementptr i64, ptr %cells, i64 4
-  %to.k = getelementptr i64, ptr %cells, i64 5
-  %to.rows = getelementptr i64, ptr %cells, i64 6
-  %to.across = getelementptr i64, ptr %cells, i64 7
-  store ptr %a, ptr %cells
-  store ptr %b, ptr %to.b
-  store ptr %out, ptr %to.out
-  store i64 %m, ptr %to.m
-  store i64 %n, ptr %to.n
-  store i64 %k, ptr %to.k
-  store i64 %rows, ptr %to.rows
-  store i64 %across, ptr %to.across
+  %blocks = mul i64 %down, %across{stores}
   %all = call i64 @hf_parallel(
-      ptr %block, ptr @PRODUCT.blocks, ptr %cells, i64 %blocks, i1 true)
+      ptr %block, ptr @{name}.blocks, ptr %cells, i64 %blocks, i1 true)
   ret i64 %all
 }}
 """
 
-_BLOCKS: Final = f"""
-define internal i64 @PRODUCT.blocks(
+
+def _blocks(name: str, arrays: list[str], scalars: list[str]) -> str:
+    """Return the function of a range of blocks."""
+    names = [*arrays, *scalars, "rows", "across"]
+    types = ["ptr"] * len(arrays) + ["i64"] * (len(scalars) + 2)
+    loads = "".join(
+        f"""
+  %to.{cell} = getelementptr i64, ptr %cells, i64 {number}
+  %{cell} = load {type_}, ptr %to.{cell}"""
+        for number, (type_, cell) in enumerate(zip(types, names, strict=True))
+    )
+    return f"""
+define internal i64 @{name}.blocks(
     ptr %block, ptr %cells, i64 %begin, i64 %end) nounwind {{
-entry:
-  %to.b = getelementptr i64, ptr %cells, i64 1
-  %to.out = getelementptr i64, ptr %cells, i64 2
-  %to.m = getelementptr i64, ptr %cells, i64 3
-  %to.n = getelementptr i64, ptr %cells, i64 4
-  %to.k = getelementptr i64, ptr %cells, i64 5
-  %to.rows = getelementptr i64, ptr %cells, i64 6
-  %to.across = getelementptr i64, ptr %cells, i64 7
-  %a = load ptr, ptr %cells
-  %b = load ptr, ptr %to.b
-  %out = load ptr, ptr %to.out
-  %m = load i64, ptr %to.m
-  %n = load i64, ptr %to.n
-  %k = load i64, ptr %to.k
-  %rows = load i64, ptr %to.rows
-  %across = load i64, ptr %to.across
+entry:{loads}
   br label %next
 next:
   %i = phi i64 [ %begin, %entry ], [ %i.next, %next ]
@@ -160,8 +155,8 @@ next:
   %left = mul i64 %column, {COLUMNS}
   %beside = add i64 %left, {COLUMNS}
   %right = call i64 @llvm.umin.i64(i64 %beside, i64 %n)
-  %status = call i64 @PRODUCT(
-      ptr %a, ptr %b, ptr %out, i64 %m, i64 %n, i64 %k,
+  %status = call i64 @{name}(
+      {_typed(arrays, scalars)},
       i64 %top, i64 %bottom, i64 %left, i64 %right)
   %i.next = add nuw nsw i64 %i, 1
   %again = icmp slt i64 %i.next, %end

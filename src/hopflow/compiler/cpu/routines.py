@@ -38,7 +38,7 @@ def emit(emitter: CpuEmitter, s: Call) -> None:
     assert isinstance(first, Ref)
     name = f"hf_{routine.name}_{first.buffer.dtype.short}"
     if s.routine.startswith("gemm"):
-        status = products.emit(emitter, name, arguments, scalars)
+        status = products.emit(emitter, name, routine, arguments)
     else:
         types = ", ".join(argument.split()[0] for argument in arguments)
         f.module.external(f"i64 @{name}({types})", OPAQUE)
@@ -55,7 +55,7 @@ def _cost(name: str, scalars: list[Expr]) -> Cost:
     if not scalars:  # the clock
         return Cost(_CLOCK)
     work, sorts = e.index(64), name in ("argsort", "top_order")
-    scalars = scalars[:1] if sorts else scalars
+    scalars = scalars[: 1 if sorts else 3]
     if not sorts:
         work = scalars[0] if len(scalars) < 3 else e.index(1)
         work = e.mul(work, scalars[0]) if len(scalars) < 2 else work

@@ -409,12 +409,14 @@ class Machine:
             if source is not None:
                 result[...] = inputs[source]
                 passed[source] = False
-        inputs = [a for a, keep in zip(inputs, passed, strict=True) if keep]
         numbers = list(map(int, self.run(kernel.scalars)))
         batch = self.shape(types[0].shape[: kernel.batch])
         for at in _indices(batch):
             scratch = list(map(self.empty, kernel.workspace))
-            arrays = [*(a[at] for a in (*inputs, *results)), *scratch]
+            parts = [
+                a[kernel.index_of(k, at)] for k, a in enumerate(inputs) if passed[k]
+            ]
+            arrays = [*parts, *(a[at] for a in results), *scratch]
             shapes = routine.shapes(numbers[: len(routine.scalars)])
             arrays = [a.reshape(s) for a, s in zip(arrays, shapes, strict=True)]
             status = routine.reference(arrays, numbers)

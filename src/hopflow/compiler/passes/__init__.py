@@ -7,6 +7,7 @@ in place too. The functions that the first outlines are compiled separately.
 from collections.abc import Callable
 
 from hopflow.compiler.passes.add_updates import add_updates
+from hopflow.compiler.passes.compose import compose
 from hopflow.compiler.passes.dead_results import drop_dead_results
 from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.compiler.passes.outline import outline_calls
@@ -21,6 +22,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     expand_inlines,
     forward_results,
     add_updates,
+    compose,
     stack_products,
     sum_products,
     drop_dead_results,

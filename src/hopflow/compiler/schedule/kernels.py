@@ -604,7 +604,8 @@ class Kernels:
         overwritten = [k for k in kernel.overwrites if k is not None]
         for k in overwritten:
             self.b.fill(operands[k], results[kernel.overwrites.index(k)])
-        sources = [v for k, v in enumerate(operands) if k not in overwritten]
+        passed = [k for k in range(len(operands)) if k not in overwritten]
+        sources = [operands[k] for k in passed]
         copied, matrices = sources, dict[Value, tuple[Ref, bool] | None]()
         if kernel.takes_transposed:
             probe = axes(kernel.batch)
@@ -627,12 +628,15 @@ class Kernels:
             return located[0]
 
         def call(at: Index) -> None:
-            refs = [source(value, at) for value in sources]
+            refs = [source(operands[k], kernel.index_of(k, at)) for k in passed]
             refs += [self.ref(result, at) for result in results]
             refs += [Ref(buffer) for buffer in scratch]
             self.b.add(Call(routine, (*refs, *scalars), site))
 
-        batch = self.types[0].shape[: kernel.batch]
+        sizes = self.types[0].shape[: kernel.batch]
+        batch: Sequence[Size | Expr] = sizes
+        if not scratch:  # a loop even of few calls, which threads may share
+            batch = [n if self.b.is_one(n) else self.b.extent(n) for n in sizes]
         self.b.nest(batch, call, independent=not scratch)
 
     def callback(self, kernel: Callback) -> None:

@@ -109,8 +109,9 @@ def _work(loop: For, unknown: int = ELEMENTS) -> int:
 def _work_of_call(call: Call) -> int:
     """Return about how many instructions a product of matrices takes. A large one uses
     several threads itself, and counts as none."""
-    sizes = [arg.attr for arg in call.args if isinstance(arg, Expr) and arg.is_const]
-    work = prod(sizes) // LANES if len(sizes) == len(call.args) - 3 else ELEMENTS
+    sizes = [arg for arg in call.args if isinstance(arg, Expr)][:3]
+    is_static = all(size.is_const for size in sizes)
+    work = prod(size.attr for size in sizes) // LANES if is_static else ELEMENTS
     return 0 if work > LARGE else work
 
 
