@@ -99,6 +99,7 @@ class _Captured(NamedTuple):
 KEY: Final = _Key(0)
 X: Final = _Make("float32", (3, 4))
 V: Final = _Make("float32", (4,))
+SIGNAL: Final = _Make("float32", (2, 2, 4))
 ROWS: Final = _Make("float32", (2, 3, 4))
 INTS: Final = _Make("int64", (3, 4))
 IDS: Final = _Make("int64", (4,))
@@ -244,6 +245,7 @@ CALLS: Final[dict[str, Good]] = {
     ),
     "checkpoint": _good(_same, policy="dots"),
     "control_flow": _good(_same),
+    **dict.fromkeys(("conv", "conv_transpose"), _good(SIGNAL, SIGNAL, stride=2)),
     **dict.fromkeys(("custom_jvp", "custom_vjp"), _good(_same, nondiff_argnums=(0,))),
     **dict.fromkeys(("grad", "value_and_grad"), _good(_same, 0, has_aux=False)),
     **dict.fromkeys(("jacfwd", "jacrev", "hessian"), _good(_same, 0)),

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
 # The order of a sum is the schedule's choice; a factorisation is LAPACK's.
-REORDERED: Final = {"reduce_sum", "reduce_prod", "matmul"}
+REORDERED: Final = {"reduce_sum", "reduce_prod", "matmul", "conv"}
 FACTORISATIONS: Final = {"cholesky", "lu", "qr", "eigh", "svd", "triangular_solve"}
 GROWN: Final = {3: 67, 4: 71, 5: 37}
 """Sizes for vector loops, with a rest that no vector width divides."""
@@ -38,7 +38,7 @@ BATCH: Final = 16
 """Calls in a program: LLVM's time grows faster than their number."""
 # Their parameters hold sizes, or positions in the tensors of their samples.
 SIZED: Final = frozenset(
-    "reshape broadcast_to match_size update_slice lu_permutation full iota".split()
+    "reshape broadcast_to match_size update_slice lu_permutation full iota conv".split()
 )
 LARGE: Final = {
     "reshape": Sample(("T[6, 71]",), {"shape": (71, 6)}, dtypes.ALL),

@@ -304,6 +304,15 @@ def products() -> Iterator[tuple[str, Case]]:
     yield "matmul of batches", (hf.matmul, jnp.matmul, xs)
     vectors = (1.0, 2.0, 3.0), (2.0, 0.0, 1.0)
     yield "outer", (hf.outer, jnp.outer, vectors)
+    signals = RNG.normal(size=(2, 3, 7)), RNG.normal(size=(4, 3, 3))
+    conv = jax.lax.conv
+    yield "conv", (hf.conv, lambda x, w: conv(x, w, (1,), "VALID"), signals)
+    spread = {"window_strides": (1,), "padding": [(2, 2)], "lhs_dilation": (2,)}
+    transposed = lambda x, w: jax.lax.conv_general_dilated(  # noqa: E731
+        x, jnp.swapaxes(w, 0, 1)[:, :, ::-1], **spread
+    )
+    ours = functools.partial(hf.conv_transpose, stride=2)
+    yield "conv_transpose", (ours, transposed, (signals[0], signals[1].swapaxes(0, 1)))
     yield "cross", (hf.linalg.cross, jnp.cross, vectors)
 
 

@@ -442,6 +442,7 @@ def test_without_the_library_the_error_says_what_to_install(
 # --- the table of kernels -------------------------------------------------------------
 
 SHAPES: Final[dict[str, list[tuple[int, ...]]]] = {
+    "Conv": [(1, 1, 1), (1, 1, 1)],
     "CumProd": [(2,), ()],
     "CumSum": [(2,), ()],
     "GatherND": [(2,), (1, 1)],
@@ -475,7 +476,7 @@ INPUTS: Final = {
     "CumProd": "Ti",
     "Range": "TTT",
     **dict.fromkeys(("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin"), "Ti"),
-    **dict.fromkeys("Add Sub Mul Div Mod Pow Min Max Concat MatMul".split(), "TT"),
+    **dict.fromkeys("Add Sub Mul Div Mod Pow Min Max Concat MatMul Conv".split(), "TT"),
     **dict.fromkeys("Equal Less LessOrEqual Greater GreaterOrEqual".split(), "TT"),
     **dict.fromkeys("And Or Xor BitwiseAnd BitwiseOr BitwiseXor".split(), "TT"),
     "BitShift": "TT",

@@ -131,7 +131,7 @@ def test_lowering_reads_symbolic_sizes_at_run_time() -> None:
     agree(found, grid(10, 3))
     [found] = evaluate(joining._roll, [x, np.asarray(3)], {bound: 5}, axis=0)
     agree(found, np.roll(grid(5, 2, 3), 3, 0))
-    [found] = evaluate(joining._concat, [x, x], {bound: 5}, axis=0)
+    [found] = evaluate(joining.concat_op, [x, x], {bound: 5}, axis=0)
     agree(found, np.concatenate([grid(5, 2, 3)] * 2))
 
 

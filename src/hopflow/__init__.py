@@ -62,6 +62,7 @@ from hopflow.hops.while_loop import fori_loop, while_loop
 from hopflow.jit import jit
 from hopflow.ops import linalg
 from hopflow.ops.check import check, check_is_size
+from hopflow.ops.conv import conv, conv_transpose
 from hopflow.ops.convert import astype, stop_gradient
 from hopflow.ops.creation import (
     arange,
@@ -284,6 +285,8 @@ __all__ = [
     "config",
     "conj",
     "control_flow",
+    "conv",
+    "conv_transpose",
     "copy",
     "copysign",
     "cos",

@@ -47,6 +47,8 @@ _OTHERS = """
     dot inner: vecdot matmul
     mm bmm mv: matmul
     einsum: tensordot matmul
+    conv1d conv2d conv3d conv_general_dilated convolve: conv
+    conv_transpose1d conv_transpose2d conv_transpose3d: conv_transpose
     norm: linalg.vector_norm linalg.matrix_norm
     inv cholesky det eigh qr svd solve pinv cross diagonal: linalg.
     diag: linalg.diagonal
@@ -118,7 +120,7 @@ def _synonyms(name: str) -> list[str]:
 
 _NOT_HERE = frozenset(
     """
-    conv conv1d conv2d conv3d convolve pmax pmean pmin psum ppermute pcast pvary
+    pmax pmean pmin psum ppermute pcast pvary
     addmm baddbmm scatter selu gelu celu softmax softmin logit trapz vander stft
     istft xlogy xlog1py entr ndtr betainc erfcx polygamma multigammaln pdist
     cdist cond_ scan_ fix frac lerp renorm narrow chunk masked_fill masked_select

@@ -125,7 +125,7 @@ def _concat_transpose(cotangents: Any, *operands: Any, axis: int) -> list[Any]:
     return [part(ct, axis, at, n) for at, n in zip(starts, sizes, strict=False)]
 
 
-_concat: Final = OpDef(
+concat_op: Final = OpDef(
     name="concat",
     promote=any_dtype,
     infer=_concat_infer,  # T[*s, n, *t], T[*s, m, *t] -> T[*s, n + m, *t]
@@ -159,10 +159,10 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Value:
     """
     tensors = _tensors("concat", arrays)
     if axis is None:
-        return _call(_concat, [reshaped(t, (t.type.size,)) for t in tensors], axis=0)
+        return _call(concat_op, [reshaped(t, (t.type.size,)) for t in tensors], axis=0)
     axis = normalize_axis("concat", axis, tensors[0].ndim)
     others = [a for a in range(tensors[0].ndim) if a != axis]
-    return _call(_concat, _alike("concat", tensors, others), axis=axis)
+    return _call(concat_op, _alike("concat", tensors, others), axis=axis)
 
 
 def _call(op: OpDef, tensors: Sequence[Any], **params: Any) -> Value:
@@ -218,7 +218,7 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Value:
             )
     axis = normalize_axis("stack", axis, first.ndim + 1)
     shape = (*first.shape[:axis], 1, *first.shape[axis:])
-    return _call(_concat, [reshaped(t, shape) for t in tensors], axis=axis)
+    return _call(concat_op, [reshaped(t, shape) for t in tensors], axis=axis)
 
 
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Value, ...]:

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from hopflow.errors import ExportError
 from hopflow.export.jax.frames import Array, Site
+from hopflow.graph.types import Shape
 from hopflow.ops.reducers import highest, lowest
 from hopflow.symbolic.size import Size
 
@@ -58,6 +60,47 @@ def _matmul(site: Site, x: Array, y: Array) -> Array:
     return site.jnp.matmul(x, y)
 
 
+def _conv(
+    site: Site,
+    x: Array,
+    w: Array,
+    *,
+    strides: tuple[int, ...],
+    before: Shape,
+    sizes: Shape,
+    dilation: tuple[int, ...],
+    input_dilation: tuple[int, ...],
+    groups: Size,
+) -> Array:
+    """JAX takes the padding at both ends instead of the sizes of the result."""
+    dtype, shape = x.dtype, (x.shape[0], w.shape[0], *site.shape(sizes))
+    if any(isinstance(n, int) and n == 0 for n in (*x.shape, *w.shape, *shape)):
+        return site.jnp.zeros(shape, dtype)
+    count = site.dimension(groups)
+    if not isinstance(count, int):
+        raise ExportError(
+            f"the number of groups, {groups}, is symbolic, and JAX's convolution takes "
+            "an int. Export it for one size of the batch of weights."
+        )
+    pads = []
+    for n, k, m, low, s, d, b in zip(
+        *(x.shape[2:], w.shape[2:], shape[2:], site.shape(before)),
+        *(strides, dilation, input_dilation),
+        strict=True,
+    ):
+        reach = (m - 1) * s + (k - 1) * d + 1
+        pads.append((low, reach - (n - 1) * b - 1 - low))
+    if dtype.itemsize == 2 and site.jnp.issubdtype(dtype, site.jnp.floating):
+        x, w = (v.astype(site.jnp.float32) for v in (x, w))
+    found = site.lax.conv_general_dilated(
+        *(x, w, strides, pads),
+        lhs_dilation=input_dilation,
+        rhs_dilation=dilation,
+        feature_group_count=count,
+    )
+    return found.astype(dtype)
+
+
 def _ordered(site: Site, x: Array, count: Size, *, descending: bool) -> Array:
     """The positions of the first elements in order; equal ones keep theirs, and NaNs
     are above all numbers."""
@@ -95,6 +138,7 @@ RULES: Final[dict[str, Callable[..., Any]]] = {
     "argsort": _argsort,
     "cummax": _running("cummax"),
     "cummin": _running("cummin"),
+    "conv": _conv,
     "cumprod": _running("cumprod"),
     "cumsum": _running("cumsum"),
     "flatnonzero": _flatnonzero,

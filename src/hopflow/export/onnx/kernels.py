@@ -114,6 +114,7 @@ KERNELS: Final[Mapping[str, Operator]] = {
     "CumSum": _operator("i32 i64 f32 f64", "wraps", _FIRST),
     "CumProd": _operator("i32 i64 u32 u64 f32 f64", "wraps", _FIRST),
     "MatMul": _operator("i32 i64 f32 f64", "wraps"),
+    "Conv": _operator("f32"),
     "TopK": _operator("i8 i32 i64 u8 f32 f64", "orders", _FIRST, (None, dtypes.int64)),
     # movement
     "Identity": _operator(_ALL, "moves"),

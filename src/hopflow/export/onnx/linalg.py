@@ -248,7 +248,7 @@ def _composed(f: Callable[..., Any]) -> Callable[..., Any]:
     """The rule of an operation that is a function of our own operations."""
 
     def rule(site: Site, *operands: Value, **params: Any) -> Sequence[Value]:
-        return _traced(site, partial(f, **params), site.types, operands)
+        return traced(site, partial(f, **params), site.types, operands)
 
     return rule
 
@@ -256,10 +256,10 @@ def _composed(f: Callable[..., Any]) -> Callable[..., Any]:
 def _lu_permutation(site: Site, pivots: Value, *, size: Size) -> Sequence[Value]:
     rows = positions(site, site.size(size))
     types = [*site.types, TensorType(dtypes.int64, (size,))]
-    return _traced(site, _exchanged, types, (pivots, rows))
+    return traced(site, _exchanged, types, (pivots, rows))
 
 
-def _traced(
+def traced(
     site: Site,
     f: Callable[..., Any],
     types: Sequence[TensorType],

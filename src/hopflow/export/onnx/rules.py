@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from hopflow.export.onnx import indexing, linalg, movement, reductions, values
+from hopflow.export.onnx import conv, indexing, linalg, movement, reductions, values
 from hopflow.export.onnx.frames import Site
 from hopflow.export.onnx.pointwise import lowered
 from hopflow.export.onnx.regions import region
@@ -11,6 +11,7 @@ from hopflow.export.onnx.scopes import Value
 from hopflow.graph.regions import has_regions
 
 RULES: Final[dict[str, Callable[..., Any]]] = {
+    **conv.RULES,
     **indexing.RULES,
     **linalg.RULES,
     **movement.RULES,
