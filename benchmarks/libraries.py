@@ -25,6 +25,16 @@ def _lax_fori(lower: Any, upper: Any, step: Any, start: Any) -> Any:
     return lax.fori_loop(lower, upper, step, start)
 
 
+def _lax_conv(
+    x: Any, w: Any, *, stride: int = 1, padding: int = 0, groups: int = 1
+) -> Any:
+    rank = x.ndim - 2
+    pads = [(padding, padding)] * rank
+    return lax.conv_general_dilated(
+        x, w, [stride] * rank, pads, feature_group_count=groups
+    )
+
+
 HOPFLOW: Final = SimpleNamespace(
     np=hf,
     random=hf.random,
@@ -40,6 +50,7 @@ HOPFLOW: Final = SimpleNamespace(
     sigmoid=hf.sigmoid,
     erf=hf.erf,
     segment_sum=hf.segment_sum,
+    conv=hf.conv,
 )
 JAX: Final = SimpleNamespace(
     np=jnp,
@@ -56,6 +67,7 @@ JAX: Final = SimpleNamespace(
     sigmoid=jax.nn.sigmoid,
     erf=lax.erf,
     segment_sum=jax.ops.segment_sum,
+    conv=_lax_conv,
 )
 
 

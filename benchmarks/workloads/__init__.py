@@ -8,6 +8,7 @@ from benchmarks.workloads import (
     attention,
     batches,
     calls,
+    convolutions,
     copies,
     derivatives,
     divergent,
@@ -46,6 +47,7 @@ def all_workloads(scale: float = 1.0) -> list[Workload]:
         *estimation.workloads(size),
         *machines.workloads(size),
         *matrices.workloads(size),
+        *convolutions.workloads(size),
     ]
 
 

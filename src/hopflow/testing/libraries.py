@@ -25,6 +25,7 @@ class Library:
     loop    `while_loop` over a tuple
     update  `dynamic_update_slice`
     sum_by  `segment_sum`
+    conv    `conv` with one int for each option
     noise   (number, shape) -> random f64 of this shape
     user    (operator, functions, values) -> the results of a `UserOperator`
     """
@@ -42,6 +43,7 @@ class Library:
     loop: Callable[..., Any]
     update: Callable[..., Any]
     sum_by: Callable[..., Any]
+    conv: Callable[..., Any]
     noise: Callable[..., Any]
     user: Callable[..., Any]
 
@@ -83,6 +85,7 @@ HOPFLOW: Final = Library(
     loop=hf.while_loop,
     update=hf.dynamic_update_slice,
     sum_by=hf.segment_sum,
+    conv=hf.conv,
     noise=_noise(hf.random, hf),
     user=lambda operator, functions, values: operator(functions, values),
 )
@@ -145,6 +148,18 @@ class _Jax:
         (carry, _, count), ys = self.lax.scan(maybe, first, xs, reverse=reverse)
         return carry, ys, count
 
+    def conv(
+        self, x: Any, w: Any, *, stride: int, padding: int, dilation: int, groups: int
+    ) -> Any:
+        dtype = self.jnp.promote_types(x.dtype, w.dtype)
+        return self.lax.conv_general_dilated(
+            *(x.astype(dtype), w.astype(dtype)),
+            [stride] * (x.ndim - 2),
+            [(padding, padding)] * (x.ndim - 2),
+            rhs_dilation=[dilation] * (x.ndim - 2),
+            feature_group_count=groups,
+        )
+
 
 def _not_in_jax(operator: Any, *_: Any) -> Any:
     raise NotImplementedError(f"{operator} is no operator of JAX's")
@@ -168,6 +183,7 @@ def jax_library() -> Library:
         loop=loops.loop,
         update=lax.dynamic_update_slice,
         sum_by=jax.ops.segment_sum,
+        conv=loops.conv,
         noise=_noise(jax.random, jax.numpy),
         user=_not_in_jax,
     )
@@ -189,6 +205,7 @@ def names_of_jax() -> Any:
         dynamic_update_slice = staticmethod(lib.update)
         dynamic_slice = staticmethod(jax.lax.dynamic_slice)
         segment_sum = staticmethod(lib.sum_by)
+        conv = staticmethod(lib.conv)
         cummax, cummin = staticmethod(jax.lax.cummax), staticmethod(jax.lax.cummin)
         random = jax.random
         Checkpoint = hf.Checkpoint

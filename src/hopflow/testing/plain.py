@@ -98,6 +98,9 @@ class Plain:
     def tensordot(self, x: Array, y: Array, *, axes: Any) -> Array:
         return self._product(np.tensordot, x, y, axes=axes)
 
+    def conv(self, x: Array, w: Array, **options: int) -> Array:
+        return self._product(_convolved, x, w, **options)
+
     def _product(self, f: Function, x: Array, y: Array, **options: Any) -> Array:
         dtype = common([x, y])  # NumPy promotes bfloat16 to float32
         product = f(np.asarray(x, dtype), np.asarray(y, dtype), **options)
@@ -365,3 +368,30 @@ def stacked(rows: Sequence[Any], like: Any) -> Any:
     if not rows:
         return pytree.tree_map(lambda x: np.zeros((0, *x.shape), x.dtype), like)
     return pytree.tree_map(lambda *xs: np.stack(xs), *rows)
+
+
+def _convolved(
+    x: Array, w: Array, *, stride: int, padding: int, dilation: int, groups: int
+) -> Array:
+    """A convolution as a sum over the elements of a window."""
+    rank, (outputs, channels, *window) = x.ndim - 2, w.shape
+    x = np.pad(x, [(0, 0)] * 2 + [(padding, padding)] * rank)
+    batch, _, *lengths = x.shape
+    sizes = [
+        max(0, (n - (k - 1) * dilation - 1) // stride + 1)
+        for n, k in zip(lengths, window, strict=True)
+    ]
+    x = x.reshape(batch, groups, channels, *lengths)
+    w = w.reshape(groups, outputs // groups, channels, *window)
+    result = np.zeros((batch, groups, outputs // groups, *sizes), x.dtype)
+    for at in np.ndindex(*window) if result.size else ():
+        places: Any = (
+            ...,
+            *(
+                slice(i * dilation, i * dilation + (m - 1) * stride + 1, stride)
+                for i, m in zip(at, sizes, strict=True)
+            ),
+        )
+        part = x[places].reshape(batch, groups, channels, -1)
+        result += np.matmul(w[(..., *at)], part).reshape(result.shape)
+    return result.reshape(batch, outputs, *sizes)

@@ -1,4 +1,4 @@
-"""Steps of programs that multiply: batched matrices, and sums of products.
+"""Steps of programs that multiply: batched matrices, sums of products, convolutions.
 
 Most factors are views: a compiler reads matrices in place, and must address them in
 reshaped batches, with strides, and in rows of a scan.
@@ -144,9 +144,38 @@ def _summed(axes: Any, ndim: int) -> Any:
     return axes
 
 
+def _conv(p: Pool, a: int, b: int, c: int, d: int) -> Any:
+    """A convolution of an array of any rank; elements of another are the filters."""
+    x, y = _pair(p, a, b)
+    if x.ndim == 0 or y.ndim == 0:
+        return x
+    wide = x
+    while wide.ndim < 3:
+        wide = wide[None]
+    batch, channels, *lengths = _sizes(wide)
+    groups = channels if d % 3 == 2 and channels else 1
+    window = [1 + (c + axis * d) % 3 for axis in range(len(lengths))]
+    stride, padding, dilation = 1 + c % 2, d % 4 % 3, 1 + d % 2
+    inputs = channels // groups
+    terms, size = inputs * math.prod(window), math.prod(_sizes(y))
+    outputs = groups * min(size // max(groups * terms, 1), 3)
+    sizes = [
+        max(0, (n + 2 * padding - (k - 1) * dilation - 1) // stride + 1)
+        for n, k in zip(lengths, window, strict=True)
+    ]
+    cheap = _is_cheap(p, (batch, outputs, *sizes), terms)
+    if not (outputs and terms and cheap) or terms > p.terms(x, y):
+        return x
+    row = p.m.reshape(y, (size,))[: outputs * terms]
+    w = p.m.reshape(row, (outputs, inputs, *window))
+    options = {"stride": stride, "padding": padding, "dilation": dilation}
+    return p.bounded(p.lib.conv(wide, w, groups=groups, **options))
+
+
 PRODUCTS: Final[dict[str, Operation]] = {
     "matmul": _matmul,
     "vecdot": _vecdot,
     "tensordot": _tensordot,
+    "conv": _conv,
 }
 """Operations of steps that multiply and sum."""

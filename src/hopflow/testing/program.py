@@ -43,9 +43,9 @@ INFIX: Final = {
 
 FUNCTIONS: Final = frozenset(INFIX) | frozenset(
     """abs all any argmin argsort asarray asinh astype atan atan2 bitwise_invert
-    bitwise_left_shift bitwise_right_shift broadcast_to ceil concat copy cos cosh cummax
-    cummin cumulative_prod cumulative_sum dynamic_slice dynamic_update_slice exp exp2
-    expm1 flip floor full greater_equal hypot isfinite isinf isnan less_equal log1p
+    bitwise_left_shift bitwise_right_shift broadcast_to ceil concat conv copy cos cosh
+    cummax cummin cumulative_prod cumulative_sum dynamic_slice dynamic_update_slice exp
+    exp2 expm1 flip floor full greater_equal hypot isfinite isinf isnan less_equal log1p
     logaddexp matrix_transpose max maximum min minimum negative not_equal pad
     permute_dims positive prod repeat reshape roll round searchsorted segment_sum sign
     sin sinh sort sqrt square stack sum take_along_axis tanh tensordot tile top_k tril

@@ -229,6 +229,7 @@ class Recorder:
             loop=self.loop,
             update=lambda *args: self.call("dynamic_update_slice", *args),
             sum_by=lambda *args: self.call("segment_sum", *args),
+            conv=lambda *args, **options: self.call("conv", *args, **options),
             noise=self.noise,
             user=self.user,
         )
