@@ -31,6 +31,9 @@ DEPTH: Final = 256
 HEIGHT: Final = 256
 """The number of rows of the result that are computed at a time: their part of `a` stays
 in the caches. It is a multiple of the tiles' heights."""
+ROWS: Final = 8
+"""The rows of a matrix that are added to a vector at a time: the CPU reads ahead in
+about so many places of memory at once."""
 REUSES: Final = 64
 """From this number of rows of the result on, every panel is copied."""
 WINDOW: Final = ("top", "bottom", "left", "right")
@@ -369,18 +372,26 @@ class _Product:
         self, vector: str, matrix: str, size: str, window: tuple[str, str]
     ) -> None:
         """Emit `out[size] = vector[k] @ matrix[k, size]` for a window of `out`."""
-        (start, end), block = window, _Block("0", "1", "0", "%k", "true")
-        for vectors in (self.tiles.long, 1, 0):
-            span = vectors * self.tiles.width or 1
-            stop = self.whole(start, end, span)
 
-            def piece(j: str, vectors: int = vectors) -> None:
-                a = (vector, "0", "1")
-                panel, out = self.at(matrix, j), self.at("%out", j)
-                self.tile((1, vectors), a, (panel, size), (out, "0"), block)
+        def at_depth(depth: str) -> None:
+            start, end = window
+            count = self.least(self.op("sub", "%k", depth), ROWS)
+            begins = self.f.emit(f"icmp eq i64 {depth}, 0")
+            block = _Block("0", "1", depth, count, begins)
+            first = self.at(matrix, self.op("mul", depth, size))
+            for vectors in (self.tiles.long, 1, 0):
+                span = vectors * self.tiles.width or 1
+                stop = self.whole(start, end, span)
 
-            self.each(start, stop, span, piece)
-            start = stop
+                def piece(j: str, vectors: int = vectors) -> None:
+                    a = (self.at(vector, depth), "0", "1")
+                    panel, out = self.at(first, j), self.at("%out", j)
+                    self.tile((1, vectors), a, (panel, size), (out, "0"), block)
+
+                self.each(start, stop, span, piece)
+                start = stop
+
+        self.each("0", "%k", ROWS, at_depth)
 
     def dots(self, matrix: str, vector: str, window: tuple[str, str]) -> None:
         """Emit `out[i] = matrix[i] @ vector[k]` for a window of `out`."""
