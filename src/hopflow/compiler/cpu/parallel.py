@@ -100,7 +100,8 @@ def _run(
     """Emit the call of a loop's function; return the register of its status.
 
     The calling thread runs all iterations at once if they take less time than it takes
-    to find out how long the rest takes.
+    to find out how long the rest takes. Of no iterations it must not even begin one: to
+    do so may take memory.
     """
     f = emitter.f
     f.module.external(RUN, "nounwind")
@@ -111,7 +112,9 @@ def _run(
         return f.emit(shared)
     with emitter.values.scope():
         total = emitter.values.value(cost.total)
-    is_short = f.emit(f"icmp slt i64 {total}, {ALONE}")
+    is_cheap = f.emit(f"icmp slt i64 {total}, {ALONE}")
+    some = f.emit(f"icmp sgt i64 {extent}, 0")
+    is_short = f.emit(f"and i1 {is_cheap}, {some}")
     alone, several, end = (f.name(n) for n in ("alone", "several", "ran"))
     f.branch_if(is_short, alone, several)
     f.start(alone)

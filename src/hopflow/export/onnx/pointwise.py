@@ -266,6 +266,13 @@ _REDUCED: Final = {
 }
 
 
+def sum_of_rows(site: Site, rows: Value) -> Value:
+    """The sums along the last axis, of integers: `ReduceSum` is for floats alone."""
+    [name] = site.scope.node("Shape", [rows.name], {"start": -1})
+    ones = site("Expand", site.constant(1, rows.dtype), Value(name, dtypes.int64))
+    return site("MatMul", rows, ones)
+
+
 def _reduced(site: Site, kernel: Reduction, type_: TensorType) -> Value:
     grid = Grid(site, type_.shape, kernel.space)
     at, along = grid.index[: type_.ndim], grid.index[type_.ndim :]
@@ -274,8 +281,12 @@ def _reduced(site: Site, kernel: Reduction, type_: TensorType) -> Value:
     operator = _REDUCED.get(str(kernel.combine))
     if operator is None or elements.dtype is dtypes.bool_:
         raise ExportError(f"ONNX has no reduction by `{kernel.combine}`.")
-    axes = site.scope.integers(range(type_.ndim, len(grid.sizes)))
-    total = site(operator, elements, axes, keepdims=0)
+    if operator == "ReduceSum" and not elements.dtype.is_float:
+        rows = (*type_.shape, prod(kernel.space, start=1))
+        total = sum_of_rows(site, site.reshaped(elements, rows))
+    else:
+        axes = site.scope.integers(range(type_.ndim, len(grid.sizes)))
+        total = site(operator, elements, axes, keepdims=0)
     accumulator = Var("total", elements.dtype)
     init = kernel.init[0]
     combined = expr.binary(str(kernel.combine), read(accumulator), init)

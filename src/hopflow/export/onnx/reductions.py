@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from hopflow import dtypes
 from hopflow.export.onnx.frames import Site
-from hopflow.export.onnx.pointwise import positions
+from hopflow.export.onnx.pointwise import positions, sum_of_rows
 from hopflow.export.onnx.scopes import Scope, Value, inner_info
 from hopflow.export.onnx.sizes import Number
 from hopflow.graph.types import is_zero
@@ -26,7 +26,7 @@ def _float_reduction(operator: str) -> Callable[..., Value]:
         if x.dtype.is_float:
             return site(operator, x, site.scope.integers(axes), keepdims=0)
         rows = _reduced_last(site, x, axes)
-        fold = _sum_of_rows if operator == "ReduceSum" else _product_of_rows
+        fold = sum_of_rows if operator == "ReduceSum" else _product_of_rows
         return fold(site, rows)
 
     return rule
@@ -41,12 +41,6 @@ def _reduced_last(site: Site, x: Value, axes: tuple[int, ...]) -> Value:
     for axis in axes:
         total = total * shape[axis]
     return site.reshaped(moved, (*(shape[a] for a in kept), total))
-
-
-def _sum_of_rows(site: Site, rows: Value) -> Value:
-    [name] = site.scope.node("Shape", [rows.name], {"start": -1})
-    ones = site("Expand", site.constant(1, rows.dtype), Value(name, dtypes.int64))
-    return site("MatMul", rows, ones)
 
 
 def _product_of_rows(site: Site, rows: Value) -> Value:
