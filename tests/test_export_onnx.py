@@ -439,6 +439,27 @@ def test_without_the_library_the_error_says_what_to_install(
     library.cache_clear()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int32", "uint16"])
+def test_convolutions_of_symbolic_sizes(dtype: str) -> None:
+    """The results of some sizes are empty, which `Conv` refuses."""
+
+    def f(x: Any, w: Any) -> Any:
+        return hf.conv(x, w, stride=2, dilation=2), hf.conv(x, w, padding="same")
+
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(0, 9, s).astype(dtype) for s in ((2, 3, 7), (4, 3, 2)))
+    program = hf.export(f, (hf.asarray(x), hf.asarray(w)), dynamic_shapes=True)
+    session = Session(program.to_onnx())
+    for batch, length, window in ((2, 7, 2), (1, 1, 2), (3, 4, 4), (2, 9, 1)):
+        x, w = (
+            rng.integers(0, 9, s).astype(dtype)
+            for s in ((batch, 3, length), (4, 3, window))
+        )
+        found, expected = session(x, w).results, program(hf.asarray(x), hf.asarray(w))
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, np.asarray(b))
+
+
 # --- the table of kernels -------------------------------------------------------------
 
 SHAPES: Final[dict[str, list[tuple[int, ...]]]] = {

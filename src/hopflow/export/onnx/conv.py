@@ -16,6 +16,7 @@ from hopflow.ops.indexing import take
 from hopflow.ops.joining import pad
 from hopflow.ops.manipulation import expand_dims
 from hopflow.ops.matmul import matmul
+from hopflow.ops.sizes import larger, may_be_zero
 from hopflow.ops.views import part, reshaped, transposed
 from hopflow.symbolic.size import Size
 
@@ -41,10 +42,12 @@ def _conv(
     spans = [n * b for n, b in zip(of_x.shape[2:], input_dilation, strict=True)]
     if any(b > 1 for b in input_dilation):
         x = _spread(site, x, input_dilation, spans)
+    # onnxruntime has no empty results: they are made larger, and cut.
+    made = [larger(1, m) if may_be_zero(m) else m for m in sizes]
     after = [
         (m - 1) * s + (k - 1) * d + 1 - span - low
         for m, k, s, d, span, low in zip(
-            *(sizes, of_w.shape[2:], strides, dilation, spans, before), strict=True
+            *(made, of_w.shape[2:], strides, dilation, spans, before), strict=True
         )
     ]
     pads = [*before, *after]
@@ -53,7 +56,12 @@ def _conv(
         x = site("Pad", x, widths, site.constant(0, x.dtype), mode="constant")
         pads = [0] * len(pads)
     options = {"strides": list(strides), "dilations": list(dilation), "pads": pads}
-    return site("Conv", x, w, group=groups, **options)
+    found = site("Conv", x, w, group=groups, **options)
+    if not any(map(may_be_zero, sizes)):
+        return found
+    starts, axes = [0] * len(sizes), range(2, 2 + len(sizes))
+    integers = site.scope.integers
+    return site("Slice", found, integers(starts), site.shape(sizes), integers(axes))
 
 
 def _spread(
