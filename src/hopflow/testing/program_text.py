@@ -49,8 +49,8 @@ WORDS: Final = {
     "side": ("left", "right"),
 }
 OPTIONS: Final = frozenset(
-    """axes axis batch_size constant_values copy descending dtype dynamic_carry
-    include_initial k max_steps reverse until""".split()
+    """axes axis batch_size constant_values copy descending dilation dtype dynamic_carry
+    groups include_initial k max_steps padding reverse stride until""".split()
 ) | frozenset(WORDS)
 TOO_DEEP: Final = "its parts nest too deeply"
 NAME: Final = re.compile(r"[a-z]+\d+")
