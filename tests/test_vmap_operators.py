@@ -377,3 +377,26 @@ def test_loops_under_vmap_are_those_of_jax(in_dims: Any) -> None:
     want = jax.vmap(lambda n, v: collatz(jax.numpy, jax.lax, n, v), in_dims)(*given)
     got = hf.vmap(ours, in_dims)(*map(t, given))
     agree(got, tuple(np.asarray(x) for x in want))
+
+
+def test_sizes_of_data_twice_after_several_results_of_one_node() -> None:
+    """The second part of the graph has two results of one node among its inputs."""
+    xs, vs = hf.arange(5.0), hf.asarray([1.0, 2.0, 3.0])
+
+    def f(v: Any) -> Any:
+        a, b, c = hf.map(lambda w: (w, w * v, w + v), xs)
+        rows = xs[a > 2]
+
+        def grow(n: Any, y: Any) -> Any:
+            return n - 1, hf.concat([y, y[:1] + hf.sum(rows)])
+
+        sizes = {"y": {0: hf.Dim("rows")}}
+        start = v.astype(hf.int64), b
+        grown = hf.while_loop(lambda n, y: n > 0, grow, start, dynamic_carry=sizes)[1]
+        return hf.sum(grown) + hf.sum(c) * hf.sum(rows)
+
+    with hf.debug():
+        expected = [float(f(v)) for v in vs]
+    assert hf.vmap(f)(vs).tolist() == expected
+    assert hf.map(f, vs, batch_size=2).tolist() == expected
+    assert hf.jit(hf.vmap(f))(vs).tolist() == expected

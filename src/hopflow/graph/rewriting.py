@@ -147,7 +147,10 @@ def _cloned(graph: Graph, env: dict[Var, Var], done: dict[int, Graph]) -> Graph:
     copy.attributes = dict(graph.attributes)
     copy.output_line = graph.output_line
     for var in graph.inputs:
-        copy.inputs.append(_copied(var.node, (), env, done).results[0])
+        # Inputs of a part of a graph may be several results of one node.
+        if var not in env:
+            _copied(var.node, (), env, done)
+        copy.inputs.append(env[var])
     for node in graph.nodes:
         args = tuple([env[a] if isinstance(a, Var) else a for a in node.args])
         copy.nodes.append(_copied(node, args, env, done))
