@@ -152,8 +152,7 @@ def programs(
     counts = {f"weights[{name!r}]": n for name, n in weights.items()}
     _check_counts({"depth": depth, "size": size} | counts)
     pool = _pool(kind, in_range=not out_of_range, mutation=mutation, aliasing=aliasing)
-    # Convolutions are drawn where weights name them, as in the profile "products".
-    optional = {"write", *ALIASING_OPERATIONS, *({"conv"} - weights.keys())}
+    optional = {"write", *ALIASING_OPERATIONS}
     plain = [name for name in pool.operations if name not in optional]
     chosen_operations = plain if operations is None else operations
     operators, users = _split(operators, pool)
