@@ -59,6 +59,7 @@ class _Value(NamedTuple):
 
 
 _Values: TypeAlias = Mapping[Buffer, _Value]
+_Axes: TypeAlias = dict[Buffer, set[int]]
 
 
 def contract(program: Program, target: Target) -> None:
@@ -230,7 +231,7 @@ def _drop_rows(outermost: For, buffers: set[Buffer], summaries: Summaries) -> No
     """
     uses = summaries.of(outermost).uses + Counter(walk.buffers(outermost))
     pending = [(outermost, buffers)]
-    dropped: dict[Buffer, set[int]] = {b: set() for b in buffers}
+    dropped: _Axes = {b: set() for b in buffers}
     while pending:
         loop, candidates = pending.pop()
         inner = [t for s in loop.body for t in _next(s)]
@@ -242,13 +243,10 @@ def _drop_rows(outermost: For, buffers: set[Buffer], summaries: Summaries) -> No
             continue  # nothing is private to the loops in it, either
         if loop.independent and loop.binding.kind != "vector":
             rows = {b: min(axes)[0] for b in private if (axes := summary.axes.get(b))}
-            if fresh := _fresh(rows, loop):
-                # The summary has the numbers that axes had before others were dropped.
-                now = {b: rows[b] - sum(k < rows[b] for k in dropped[b]) for b in fresh}
-                _drop_axes(now, loop)
-                for buffer in fresh:
-                    dropped[buffer].add(rows[buffer])
+            for buffer in _fresh(rows, loop, dropped) if rows else ():
+                dropped[buffer].add(rows[buffer])
         pending += [(t, private) for t in inner]
+    _drop_axes({b: axes for b, axes in dropped.items() if axes}, outermost)
 
 
 def _next(s: Stmt) -> list[For]:
@@ -258,9 +256,9 @@ def _next(s: Stmt) -> list[For]:
     return [t for inner in bodies(s) for x in inner for t in _next(x)]
 
 
-def _fresh(buffers: Iterable[Buffer], loop: For) -> set[Buffer]:
+def _fresh(buffers: Iterable[Buffer], loop: For, dropped: _Axes) -> set[Buffer]:
     """Return the buffers of which each iteration writes the same elements, whatever
-    encloses the loop, before it reads any."""
+    encloses the loop, before it reads any; `dropped` are the axes that will go."""
     fresh, loaded, variables = set(buffers), set[Buffer](), {loop.var}
     pending: list[tuple[Stmt, bool]] = [(s, True) for s in reversed(loop.body)]
     while pending and fresh:
@@ -269,11 +267,14 @@ def _fresh(buffers: Iterable[Buffer], loop: For) -> set[Buffer]:
             variables.add(s.var)
         for buffer, at in _loads(s):
             loaded.add(buffer)
-            if not _names_only(at, variables):
+            if buffer in fresh and not _names_only(
+                _without(dropped[buffer], at), variables
+            ):
                 fresh.discard(buffer)
-        if isinstance(s, Store):
+        if isinstance(s, Store) and s.buffer in fresh:
             is_late = s.buffer in loaded or not always
-            if is_late or not _names_only(s.indices, variables):
+            at = _without(dropped[s.buffer], s.indices)
+            if is_late or not _names_only(at, variables):
                 fresh.discard(s.buffer)
         always = always and isinstance(s, For)
         inside = [t for inner in bodies(s) for t in inner]
@@ -291,23 +292,25 @@ def _names_only(at: Index, variables: set[Var]) -> bool:
     return True
 
 
-def _drop_axes(axes: Mapping[Buffer, int], loop: For) -> None:
-    """Drop an axis of each buffer, and the index along it."""
+def _drop_axes(axes: _Axes, loop: For) -> None:
+    """Drop axes of each buffer, and the indices along them."""
 
     def row(node: Expr) -> Expr | None:
         if node.op != "load" or node.attr not in axes:
             return None
-        at = [rewrite(i, row) for i in without(node.attr, e.index_of(node))]
+        at = [rewrite(i, row) for i in _without(axes[node.attr], e.index_of(node))]
         condition = e.condition_of(node)
         return e.load(node.attr, at, condition and rewrite(condition, row))
 
-    def without(buffer: Buffer, index: Index) -> Index:
-        axis = axes[buffer]
-        return (*index[:axis], *index[axis + 1 :])
-
-    for s in statements(loop.body):
+    for s in statements(loop.body) if axes else ():
         replace(s, row)
         if isinstance(s, Store) and s.buffer in axes:
-            s.indices = without(s.buffer, s.indices)
-    for buffer in axes:
-        buffer.shape = without(buffer, buffer.shape)
+            s.indices = _without(axes[s.buffer], s.indices)
+    for buffer, dropped in axes.items():
+        buffer.shape = _without(dropped, buffer.shape)
+
+
+def _without(axes: set[int], index: Index) -> Index:
+    if not axes:
+        return index
+    return tuple(i for axis, i in enumerate(index) if axis not in axes)
