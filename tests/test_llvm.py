@@ -601,23 +601,28 @@ def test_the_head_of_a_while_runs_once_more_than_its_body() -> None:
     assert list(got) == [5, 10]
 
 
-def test_a_value_read_before_a_write_is_not_the_value_after_it() -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_value_read_before_a_write_is_not_the_value_after_it(is_shared: bool) -> None:
     x, out = (
         Buffer("x", int64, (e.index(2),), "arena"),
         Buffer("out", int64, (e.index(3),), "output"),
     )
     zero, one = e.index(0), e.index(1)
-    first = e.load(x, (zero,))  # one node, evaluated where each statement stands
+    shared = e.load(x, (zero,))
+
+    def first() -> Expr:  # evaluated where each statement stands
+        return shared if is_shared else e.load(x, (zero,))
+
     v = Var("v", int64)
     native = program(
         [
             Store(x, (zero,), e.index(5)),
-            Declare(v, first),
-            Store(out, (zero,), first),
-            Store(x, (zero,), e.add(first, one)),
-            Store(out, (one,), first),
-            If(e.compare("gt", first, zero), [Store(x, (zero,), e.read(v))]),
-            Store(out, (e.index(2),), first),
+            Declare(v, first()),
+            Store(out, (zero,), first()),
+            Store(x, (zero,), e.add(first(), one)),
+            Store(out, (one,), first()),
+            If(e.compare("gt", first(), zero), [Store(x, (zero,), e.read(v))]),
+            Store(out, (e.index(2),), first()),
         ],
         outputs=[out],
         arena=[x],
@@ -863,6 +868,17 @@ def test_equal_operations_of_equal_registers_are_one_instruction() -> None:
     for label, lines in _blocks(jitted.llvm_ir).items():
         pure = [x.split(" = ")[1] for x in lines if re.search(r" = (mul|add) ", x)]
         assert len(pure) == len(set(pure)), label
+
+
+def test_an_index_that_is_checked_is_computed_once() -> None:
+    def f(x: Any) -> Any:
+        bins = (x * 4.0).astype(np.int32)
+        return hf.segment_sum(hf.ones_like(bins), bins, 9)
+
+    jitted = hf.jit(f)
+    jitted(np.linspace(0.0, 3.0, 1000))
+    lines = jitted.llvm_ir.splitlines()
+    assert len([x for x in lines if " = load double" in x]) == 1
 
 
 @pytest.mark.parametrize("n", [1, 40])

@@ -203,6 +203,7 @@ class ScalarEvaluator(Evaluator):
         self.memory = memory
         self.constants: dict[Var, str] = {}  # registers of immutable variables
         self.slots: dict[Var, str] = {}  # stack slots of mutable variables
+        self._loads: list[Hashable] = []  # keys of `numbers` that a write may change
         self._scopes = [_Scope()]
         self._enclosing: list[int] = []  # the number of scopes around each open loop
 
@@ -225,7 +226,20 @@ class ScalarEvaluator(Evaluator):
         address = self.address(buffer, self.memory.linear(buffer, at))
         if condition is not None:
             address = self.memory.readable(address, self.value(condition))
-        return self.memory.load(buffer, address)
+        key = ("load", buffer.dtype, address)
+        register = self.numbers.get(key)
+        if register is None:
+            register = self.memory.load(buffer, address)
+            self.number(key, register)
+            if not self.memory.is_invariant(buffer):
+                self._loads.append(key)
+        return register
+
+    def forget_loads(self) -> None:
+        super().forget_loads()
+        for key in self._loads:
+            self.numbers.pop(key, None)
+        self._loads.clear()
 
     def may_change(self, leaf: Expr) -> bool:
         if leaf.op == "var":
@@ -281,7 +295,7 @@ class ScalarEvaluator(Evaluator):
             self.memo.pop(node, None)
             self.volatile.discard(node)
         for key in scope.keys:
-            del self.numbers[key]
+            self.numbers.pop(key, None)
 
     @contextmanager
     def loop(self) -> Iterator[None]:
