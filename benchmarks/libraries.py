@@ -39,7 +39,7 @@ _NAMES: Final = (
     *("random", "linalg", "while_loop", "fori_loop", "scan", "cond", "switch", "vmap"),
     *("grad", "top_k", "sigmoid", "erf", "segment_sum", "conv"),
 )
-# An older hopflow, which `benchmarks.compare` times, lacks some: their rows have dashes.
+# An older hopflow, as `benchmarks.compare` times, may lack some: rows have dashes then.
 HOPFLOW: Final = SimpleNamespace(
     np=hf, **{name: getattr(hf, name, None) for name in _NAMES}
 )

@@ -1,6 +1,7 @@
 """Exported programs as ONNX models: equal answers in onnxruntime; what is refused."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -179,7 +180,8 @@ def test_inputs_and_outputs_have_the_names_of_arguments_and_results() -> None:
     program = hf.export(f, ({"w": [A, W]}, 3), {"scale": 2.0})
     model = program.to_onnx()
     assert names(model.graph.input) == ["p.w.0", "p.w.1", "n", "scale"]
-    assert names(model.graph.output) == ["result.a", "result.b.0", "result.b.1"]
+    outputs = ["result.a", "result.b.0", "result.b.1", "failed_check"]  # of `n + 1`
+    assert names(model.graph.output) == outputs
     found = Session(model)(A, W, np.asarray(4), np.asarray(0.5)).results
     assert found[1].tolist() == [4.3, 3.3]
     assert int(found[2]) == 5
@@ -402,6 +404,69 @@ def test_branches_in_each_other_are_refused_beyond_what_files_hold() -> None:
     check_equal(exported(lambda x: nested(30, x), A * 99), A * 99)
     with pytest.raises(ExportError, match="30 other loops and branches"):
         exported(lambda x: nested(31, x), A).to_onnx()
+
+
+def power(x: Any) -> Any:
+    return x + x.shape[0] ** 24 % 11
+
+
+def rounded(x: Any) -> Any:
+    return x + math.floor(x.shape[0] ** 23.0) % 7
+
+
+def in_a_loop(x: Any) -> Any:
+    return hf.fori_loop(0, 2, lambda i, y: y + (y.shape[0] ** 24 + 1) % 11, x)
+
+
+@pytest.mark.parametrize("f", [power, rounded, in_a_loop])
+def test_a_model_tells_where_int64_cannot_hold_a_number_of_its_sizes(
+    f: Callable[[Any], Any],
+) -> None:
+    program = exported(f, np.ones(3), dynamic_shapes=[True])
+    check_equal(program, np.ones(3))
+    model = program.to_onnx()
+    assert "int64 cannot hold" in property_of(model, "checks")
+    found = Session(model)
+    assert [bool(found(np.ones(n)).failed) for n in (0, 5, 6, 7, 40)] == [
+        *(False, False, False),
+        *(True, True),
+    ]
+    with pytest.raises(ExportError, match="a run checks it"):
+        program.to_onnx(asserts="error")
+    assert names(program.to_onnx(asserts="drop").graph.output) == ["result"]
+
+
+def test_sizes_that_arrays_have_fit_in_int64() -> None:
+    def f(x: Any, y: Any) -> Any:
+        flat = x.reshape((-1,))
+        twice = hf.concat([flat, flat, y[: y.shape[0] // 2]])
+        return twice, (y[:, None] * y).reshape((-1,)), hf.zeros((y.shape[0] + 7,))
+
+    given = np.ones((2, 3, 4)), np.ones(4)
+    model = check_equal(exported(f, *given, dynamic_shapes=True), *given)
+    assert "failed_check" not in names(model.graph.output)
+
+
+def test_an_axis_is_as_long_as_its_dim_says() -> None:
+    def checks(n: hf.Dim) -> str:
+        program = exported(
+            lambda x: x + x.shape[0] ** 2 % 5, np.ones(3), dynamic_shapes=[{0: n}]
+        )
+        return str(property_of(program.to_onnx(), "checks"))
+
+    assert "int64" in checks(hf.Dim("n", max=2**33))
+    assert "int64" not in checks(hf.Dim("n", max=2**31))
+
+
+def test_a_constant_that_int64_cannot_hold_is_refused() -> None:
+    def f(x: Any) -> Any:
+        return x + x.shape[0] * 2**70 // (x.shape[0] + 1) % 11
+
+    program = exported(f, np.ones(3), dynamic_shapes=[True])
+    with pytest.raises(
+        ExportError, match=r"int64 cannot hold -?1180591620717411303424"
+    ):
+        program.to_onnx()
 
 
 def test_a_condition_beyond_int64_is_decided_at_once() -> None:

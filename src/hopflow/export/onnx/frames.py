@@ -10,13 +10,23 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.dtypes import DType
 from hopflow.errors import ExportError, GraphError
+from hopflow.export.onnx.bounds import Bounds
 from hopflow.export.onnx.scopes import Names, Origin, Scope, Value
-from hopflow.export.onnx.sizes import Known, Number, condition, number, vector
+from hopflow.export.onnx.sizes import (
+    Known,
+    Number,
+    compared,
+    condition,
+    fits,
+    number,
+    vector,
+)
 from hopflow.export.symbols import Symbols
 from hopflow.graph.core import Arg, Constant, Graph, Node, SourceLine, Var, plain_symbol
 from hopflow.graph.types import Shape, TensorType
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.size import Size, Symbol, SymFloat, SymInt
+from hopflow.symbolic.terms import Operand, Terms, format_operand
 
 Given: TypeAlias = Known | Constant | None
 """What an input of a graph gets; None: the symbol follows from the other inputs."""
@@ -40,6 +50,7 @@ class Writer:
     checks     those of which an output tells whether they hold
     functions  by what they compute, the name and the function
     shared     the graphs that several calls share
+    bounds     of the sizes in all graphs
     """
 
     asserts: str
@@ -49,6 +60,7 @@ class Writer:
     checks: list[Check] = field(default_factory=list)
     functions: dict[Any, Any] = field(default_factory=dict)
     shared: frozenset[Graph] = frozenset()
+    bounds: Bounds = field(default_factory=Bounds)
 
     def check(self, scope: Scope, holds: Value, found: Check) -> None:
         """Let the model tell whether `holds`, bool[], is true.
@@ -102,6 +114,8 @@ class Frame:
         self.symbols: Symbols[Known] = Symbols()
         self._shapes: dict[tuple[str, int], Value] = {}
         self._sizes: dict[Any, Number] = {}
+        self._checked: set[Terms] = set()
+        writer.bounds.learn(graph)
         for var, arg in zip(graph.inputs, args, strict=True):
             if arg is not None:
                 self.bind(var, arg)
@@ -162,12 +176,26 @@ class Frame:
             return Number(self.scope, int(size))
         key = size.expression if isinstance(size, SymInt) else size.node
         if key not in self._sizes:
+            self._check_room(key)
             self._sizes[key] = number(self.scope, size, self.symbols.__getitem__)
         return self._sizes[key]
 
     def condition(self, holds: SymBool) -> Value:
         """A condition on sizes, bool[]."""
+        for operand in compared(holds):
+            self._check_room(operand)
         return condition(self.scope, holds, self.symbols.__getitem__)
+
+    def _check_room(self, operand: Operand) -> None:
+        """Let the model tell whether int64 holds all integers of an expression."""
+        origin = self.scope.origin
+        for terms in self.writer.bounds.beyond(operand):
+            if terms not in self._checked:
+                self._checked.add(terms)
+                holds = fits(self.scope, terms, self.symbols.__getitem__)
+                text = f"int64 cannot hold `{format_operand(terms)}`"
+                line = None if origin is None else origin.line
+                self.writer.check(self.scope, holds, Check(text, line))
 
     # --- nodes ---
 

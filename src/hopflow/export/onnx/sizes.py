@@ -1,17 +1,19 @@
 """Sizes and other symbolic numbers as nodes: i64[] and f64[] of the model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final
 
 from hopflow import dtypes
 from hopflow.dtypes import DType
+from hopflow.errors import ExportError
 from hopflow.export.onnx.scopes import Scope, Value
+from hopflow.symbolic.atoms import ROUND
 from hopflow.symbolic.boolean import SymBool
 from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.size import Size, Symbol, SymFloat, SymInt
-from hopflow.symbolic.terms import compute
+from hopflow.symbolic.terms import Atom, Factor, Operand, Terms, compute
 
 Known = int | float | Value
 
@@ -25,10 +27,16 @@ class Number:
     value: Known
 
     def tensor(self) -> Value:
-        """As a tensor without axes."""
+        """As a tensor without axes.
+
+        Raises:
+            ExportError: it is an integer that int64 cannot hold.
+        """
         if isinstance(self.value, Value):
             return self.value
         dtype = dtypes.int64 if isinstance(self.value, int) else dtypes.float64
+        if dtype is dtypes.int64 and self.value not in INT64:
+            raise ExportError(f"int64 cannot hold {self.value}, of which a size is.")
         return self.scope.constant(self.value, dtype)
 
     def __add__(self, other: Any) -> "Number":
@@ -191,6 +199,27 @@ def _computed(scope: Scope, operand: Any, known: Callable[[Symbol], Known]) -> N
     return _as_number(scope, found)
 
 
+def fits(scope: Scope, terms: Terms, known: Callable[[Symbol], Known]) -> Value:
+    """Whether int64 has room for an expression, as bool[]: the sum of the magnitudes
+    of its terms, in float64, says so."""
+    total = Number(scope, 0.0)
+    for monomial, factor in terms:
+        product = Number(scope, abs(float(factor)))
+        for part in monomial:
+            product *= _magnitude(scope, part, known)
+        total += product
+    return scope("Less", total.tensor(), scope.constant(2.0**63, dtypes.float64))
+
+
+def _magnitude(
+    scope: Scope, factor: Factor, known: Callable[[Symbol], Known]
+) -> Number:
+    operand: Operand = factor
+    if isinstance(factor, Atom) and factor.op in ROUND:
+        [operand] = factor.args  # before it becomes an integer
+    return _unary("Abs", _as_float(_computed(scope, operand, known)))
+
+
 _COMPARISONS: Final = {
     "<=": "LessOrEqual",
     ">=": "GreaterOrEqual",
@@ -199,6 +228,15 @@ _COMPARISONS: Final = {
     "<=.": "LessOrEqual",
     "==.": "Equal",
 }
+
+
+def compared(holds: SymBool) -> Iterator[Operand]:
+    """Yield the expressions that a condition compares."""
+    for arg in holds.args:
+        if isinstance(arg, SymBool):
+            yield from compared(arg)
+        elif not isinstance(arg, int | float):
+            yield arg
 
 
 def condition(scope: Scope, holds: SymBool, known: Callable[[Symbol], Known]) -> Value:
