@@ -463,9 +463,7 @@ def test_a_constant_that_int64_cannot_hold_is_refused() -> None:
         return x + x.shape[0] * 2**70 // (x.shape[0] + 1) % 11
 
     program = exported(f, np.ones(3), dynamic_shapes=[True])
-    with pytest.raises(
-        ExportError, match=r"int64 cannot hold -?1180591620717411303424"
-    ):
+    with pytest.raises(ExportError, match=f"int64 cannot hold -?{2**70}"):
         program.to_onnx()
 
 
