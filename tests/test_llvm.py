@@ -437,6 +437,81 @@ def test_where_a_condition_is_false_no_memory_is_read(
         compare(fixed, [n], inputs, serial)
 
 
+def rows(dtype: DType, shape: tuple[int, ...], width: int, extent: Expr) -> Program:
+    """A loop that reads and writes each element of rows, and a sum over one of them."""
+    places = list(np.ndindex(shape))
+    whole = (extent, *map(e.index, shape))
+    a, b = (Buffer(name, dtype, whole, "input") for name in ("a", "b"))
+    count = e.index(extent.attr * len(places)) if extent.is_const else e.read(LONG)
+    flat = Buffer("flat", dtype, (count,), "input")
+    out, changed, half = (
+        Buffer(name, dtype, whole, "output") for name in ("out", "changed", "half")
+    )
+    first = Buffer("first", dtype, (extent,), "output")
+    largest = Buffer("largest", dtype, (), "output")
+    top = Var("top", dtype)
+
+    def at(place: tuple[int, ...]) -> tuple[Expr, ...]:
+        return (AT, *map(e.index, place))
+
+    pairs = list(zip(places, reversed(places), strict=True))
+    body: list[Stmt] = [
+        *(Store(out, at(p), e.binary("max", e.load(a, at(p)), e.load(b, at(q))))
+          for p, q in pairs),
+        # Each element but the first is computed of one that is stored before.
+        *(Store(changed, at(p), e.load(out, at(places[k - 1])) if k % 2 else
+                e.load(changed, at(places[k - 1])) if k else e.load(b, at(p)))
+          for k, p in enumerate(places)),
+        *(Store(half, at(p), e.load(a, at(p))) for p in places[::2]),
+        Store(first, (AT,), e.load(flat, (e.mul(AT, e.index(len(places))),))),
+        Accumulate(top, "max", e.load(a, at(places[-1]))),
+    ]  # fmt: skip
+    others = Var("i", int64)
+    zeros = [
+        Store(half, (e.read(others), *map(e.index, p)), e.const(0, dtype))
+        for p in places[1::2]
+    ]
+    return program(
+        [
+            Declare(top, e.const(0, dtype)),
+            For(J, extent, body, True, vector(width)),
+            For(others, extent, list(zeros), True),
+            Store(largest, (), e.read(top)),
+        ],
+        sizes=[N, LONG],
+        inputs=[a, b, flat],
+        outputs=[out, changed, half, first, largest],
+    )
+
+
+@pytest.mark.parametrize("target", ["host", "avx2"])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        *((float64, (2,)), (float64, (3,)), (float32, (3,)), (float32, (2, 3))),
+        *((float32, (3, 3)), (float32, (10,)), (dtypes.int8, (1, 3))),
+        *((dtypes.float16, (3,)), (dtypes.bfloat16, (2,)), (bool_, (4,))),
+    ],
+    ids=str,
+)
+def test_elements_of_rows_agree_for_every_remainder(
+    dtype: DType, shape: tuple[int, ...], target: str
+) -> None:
+    if target == "avx2" and not host().has("avx2"):
+        pytest.skip("not an x86 CPU")
+    cpu = host() if target == "host" else avx2()
+    random = np.random.default_rng(0)
+    symbolic = {w: compile_program(rows(dtype, shape, w, SIZE), cpu) for w in (4, 32)}
+    for n in (1, 7, 8, 33, 70):
+        x = [random.integers(-100, 100, (n, *shape)).astype(dtype.dtype) for _ in "ab"]
+        inputs = [guarded.copied(y, host()) for y in (*x, x[0].ravel())]
+        serial = rows(dtype, shape, 1, SIZE)
+        for kernel in symbolic.values():
+            compare(kernel, [n, x[0].size], inputs, serial)
+        fixed = compile_program(rows(dtype, shape, 8, e.index(n)), cpu)
+        compare(fixed, [n, x[0].size], inputs, serial)
+
+
 def test_a_vector_loop_of_no_iterations_reads_and_writes_nothing() -> None:
     x = Buffer("x", float64, (SIZE,), "input")
     out, total = (
@@ -879,6 +954,16 @@ def test_an_index_that_is_checked_is_computed_once() -> None:
     jitted(np.linspace(0.0, 3.0, 1000))
     lines = jitted.llvm_ir.splitlines()
     assert len([x for x in lines if " = load double" in x]) == 1
+
+
+def test_rows_of_three_are_read_and_written_as_vectors() -> None:
+    jitted = hf.jit(lambda x: hf.stack([x[:, 1] * 2.0, x[:, 2], x[:, 0]], axis=1))
+    jitted(np.ones((4800, 3)))
+    text = jitted.llvm_ir
+    assert "shufflevector" in text
+    assert "gather" not in text
+    assert "scatter" not in text
+    assert "insertelement" not in text
 
 
 @pytest.mark.parametrize("n", [1, 40])

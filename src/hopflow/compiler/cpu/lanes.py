@@ -4,8 +4,12 @@ An index that is `coefficient * variable + offset` gives contiguous, reversed or
 access; any other index gathers or scatters.
 """
 
+from collections.abc import Sequence
+
+from hopflow.compiler.cpu import rows
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.emitter import CpuEmitter
+from hopflow.compiler.cpu.rows import Place, Row
 from hopflow.compiler.llvm.expressions import MOST_TRIPS, Evaluator, apply
 from hopflow.compiler.llvm.operations import broadcast, from_memory, to_memory
 from hopflow.compiler.llvm.types import (
@@ -42,6 +46,10 @@ class LaneLoop:
     def row(self, buffer: Buffer, offset: Expr) -> str:
         """Return the address of the element `offset` after the start of `buffer`."""
         raise NotImplementedError
+
+    def place(self, buffer: Buffer, at: Index) -> Place | None:  # noqa: ARG002
+        """Return the element of a row that a read takes; None: it is read otherwise."""
+        return None
 
     def has_gather(self, buffer: Buffer) -> bool:
         """Return whether the CPU gathers and scatters elements of this size."""
@@ -96,6 +104,7 @@ class Lanes(Evaluator):
         self.memory = loop.emitter.memory
         self.lets: dict[Var, str] = {}
         self.slots: dict[Var, str] = {}  # of mutable variables
+        self._vectors: dict[tuple[Row, int], list[str]] = {}  # of rows, by the first
 
     def value(self, expr: Expr) -> str:
         """Return the vector of `expr`."""
@@ -158,6 +167,10 @@ class Lanes(Evaluator):
             if self.loop.has_masked_loads(buffer):
                 mask = self._active(condition)
                 return self._load_masked(buffer, offset, is_reversed, mask)
+        if condition is None and not self.mask:
+            place = self.loop.place(buffer, at)
+            if place is not None:
+                return self._component(place)
         if condition is None and not self.mask and not self.loop.has_gather(buffer):
             return self._load_each(buffer, self._each_strided(buffer, *form))
         return self._gather(buffer, self._strided(coefficient, offset), condition)
@@ -292,6 +305,72 @@ class Lanes(Evaluator):
         return self.f.emit(
             f"shufflevector {t} {vector}, {t} poison, <{self.width} x i32> <{order}>"
         )
+
+    # --- rows of a few elements
+
+    def _component(self, place: Place) -> str:
+        """Load an element of each row: see `rows`."""
+        row, f = place.row, self.f
+        dtype, width = row.buffer.dtype, self.register_lanes(row.buffer)
+        scalar = memory_type(dtype)
+        parts = [
+            rows.component(
+                f, self._row_vectors(row, k, width), scalar, width, place.place
+            )
+            for k in range(0, self.width, width)
+        ]
+        whole = rows.joined(f, parts, scalar, width)
+        return from_memory(f, whole, dtype, self.width)
+
+    def _row_vectors(self, row: Row, first: int, width: int) -> list[str]:
+        """Load `width` rows from row number `first` on, as contiguous vectors."""
+        vectors = self._vectors.get((row, first))
+        if vectors is None:
+            stored, align = (
+                memory_type(row.buffer.dtype, width),
+                row.buffer.dtype.itemsize,
+            )
+            note, _ = self.memory.notes(row.buffer)
+            vectors = self._vectors[row, first] = [
+                self.f.emit(f"load {stored}, ptr {address}, align {align}{note}")
+                for address in self._row_addresses(row, first, width)
+            ]
+        return vectors
+
+    def store_rows(self, row: Row, components: Sequence[str]) -> None:
+        """Store rows, of which the vector of each element is given."""
+        f, dtype, width = self.f, row.buffer.dtype, self.register_lanes(row.buffer)
+        scalar, stored = memory_type(dtype), memory_type(dtype, width)
+        _, note = self.memory.notes(row.buffer)
+        bits = [to_memory(f, x, dtype, self.width) for x in components]
+        for first in range(0, self.width, width):
+            parts = [rows.part(f, x, scalar, self.width, first, width) for x in bits]
+            vectors = rows.woven(f, parts, scalar, width)
+            addresses = self._row_addresses(row, first, width)
+            tail = f", align {dtype.itemsize}{note}"
+            for vector, address in zip(vectors, addresses, strict=True):
+                f.do(f"store {stored} {vector}, ptr {address}{tail}")
+
+    def _row_addresses(self, row: Row, first: int, width: int) -> list[str]:
+        f, element = self.f, memory_type(row.buffer.dtype)
+        start = self.loop.row(row.buffer, row.first)
+        distance = f.emit(f"mul i64 {self.position}, {row.count}")
+        block = f.emit(f"getelementptr {element}, ptr {start}, i64 {distance}")
+        return [
+            f.emit(f"getelementptr {element}, ptr {block}, i64 {first * row.count + k}")
+            for k in range(0, row.count * width, width)
+        ]
+
+    def register_lanes(self, buffer: Buffer) -> int:
+        """Return how many lanes one register has for a buffer's elements."""
+        bits = self.loop.emitter.unit.target.register_bits
+        return min(self.width, bits // (8 * buffer.dtype.itemsize))
+
+    def forget_loads(self) -> None:
+        super().forget_loads()
+        for row, first in [*self._vectors]:
+            if not self.memory.is_invariant(row.buffer):
+                del self._vectors[row, first]
 
     # --- strided and other accesses
 

@@ -12,6 +12,7 @@ from typing import Final
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.lanes import LaneLoop, Lanes
+from hopflow.compiler.cpu.rows import Place, Row, Rows
 from hopflow.compiler.llvm import operations
 from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import (
@@ -20,7 +21,7 @@ from hopflow.compiler.llvm.types import (
     splat,
 )
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt, Store
 
 MAX_UNROLLED: Final = 4
@@ -54,6 +55,10 @@ class VectorLoop(LaneLoop):
 
     def __init__(self, emitter: CpuEmitter, s: For) -> None:
         super().__init__(emitter, s, _width(s), Affine.of_straight(s))
+        self._size = self.affine.size
+        self.rows = Rows(
+            s, self.width, self.affine, emitter.memory, emitter.unit.target
+        )
         self.slots: dict[Var, str] = {}  # of mutable variables
         self.accumulators: dict[Var, str] = {}  # with the names of their operations
         self._depth = emitter.f.depth  # of the enclosing loops
@@ -86,6 +91,9 @@ class VectorLoop(LaneLoop):
                 vector = broadcast(self.emitter.f, scalar, type_, self.width)
             self._splats[type_, scalar] = vector
         return vector
+
+    def place(self, buffer: Buffer, at: Index) -> Place | None:
+        return self.rows.load(buffer, at)
 
     def row(self, buffer: Buffer, offset: Expr) -> str:
         address = self._rows.get((buffer, offset))
@@ -146,7 +154,7 @@ class VectorLoop(LaneLoop):
     def _main(self, whole: str) -> None:
         """Emit all whole vectors."""
         count = None if whole.startswith("%") else int(whole)
-        copies = 1 if self.affine.size > LARGE_BODY else MAX_UNROLLED
+        copies = 1 if self._size > LARGE_BODY else MAX_UNROLLED
         if count is not None and count <= copies * self.width:
             for position in range(0, count, self.width):
                 self._run(str(position))
@@ -167,7 +175,7 @@ class VectorLoop(LaneLoop):
             whole, left = divmod(extent.attr, self.width)
             if not whole or not left:
                 return False
-        return self.affine.size > LARGE_BODY
+        return self._size > LARGE_BODY and not self.rows
 
     def _masked(self, stop: str) -> None:
         """Emit all iterations under masks."""
@@ -261,6 +269,7 @@ class _StraightLanes(Lanes):
     def __init__(self, loop: VectorLoop, position: str, mask: str) -> None:
         super().__init__(loop, position, mask)
         self.slots = loop.slots
+        self._components: dict[Row, dict[int, str]] = {}  # of rows to be stored
 
     def run(self, body: list[Stmt]) -> None:
         """Emit the body for these lanes."""
@@ -275,9 +284,19 @@ class _StraightLanes(Lanes):
                     self._set(var, self.value(value))
                 case Accumulate(var, combine, value):
                     self._accumulate(var, combine, self.value(value))
-                case Store(buffer, at, value):
-                    self.store(buffer, at, self.value(value))
+                case Store():
+                    self._store(s, self.value(s.value))
                     self.forget_loads()
+
+    def _store(self, s: Store, value: str) -> None:
+        place = None if self.mask else self.loop.rows.stores.get(s)
+        if place is None:
+            self.store(s.buffer, s.indices, value)
+            return
+        components = self._components.setdefault(place.row, {})
+        components[place.place] = value
+        if len(components) == place.row.count:
+            self.store_rows(place.row, [x for _, x in sorted(components.items())])
 
     def _set(self, var: Var, value: str) -> None:
         t = register_type(var.dtype, self.width)
