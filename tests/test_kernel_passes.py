@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -1055,6 +1055,38 @@ def test_a_check_that_always_holds_is_gone() -> None:
     far = lambda x, k: hf.take(x, hf.clip(k, 0, 8))  # noqa: E731
     texts = [after(checks, inline, simplify, of=f, args=(X, at)) for f in (near, far)]
     assert ["check index" in text for text in texts] == [False, True]
+
+
+INDICES: Final[dict[str, tuple[Any, bool]]] = {
+    "mask": (lambda k: k & 7, True),
+    "mask of more": (lambda k: k & 15, False),
+    "mask of unsigned": (lambda k: k.astype(np.uint8) & np.uint8(7), True),
+    "both": (lambda k: (k & 4) | (k & 3) ^ (k & 1), True),
+    "modulo": (lambda k: k % 7, True),
+    "modulo, a power of two": (lambda k: k % 8, True),
+    "modulo of more": (lambda k: k % 9, False),
+    "quotient": (lambda k: k % 100 // 15 + 1, True),
+    "shifted right": (lambda k: (k & 63) >> 3, True),
+    "shifted left": (lambda k: (k & 3) << 1, True),
+    "shifted out": (lambda k: (k & 3) << 2, False),
+    "wrapped around": (lambda k: (k & 127).astype(np.int8) * np.int8(2) // 8, False),
+}
+
+
+@pytest.mark.parametrize("is_scalar", [False, True])
+@pytest.mark.parametrize("name", INDICES)
+def test_an_index_within_its_range_is_not_checked(name: str, is_scalar: bool) -> None:
+    make, is_proven = INDICES[name]
+    k: Any = np.asarray(17) if is_scalar else np.arange(-3, 6) * 37
+    run = hf.jit(lambda x, k: hf.take(x, make(k)), dynamic=False)
+    x = hf.arange(8)
+    try:
+        found = run(x, k)
+    except IndexError:
+        assert not is_proven
+    else:
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(x[make(k)]))
+    assert ("trap" in run.loop_ir) is not is_proven
 
 
 # --- split ----------------------------------------------------------------------------

@@ -339,6 +339,8 @@ def cast(x: Expr, dtype: DType) -> Expr:
 
 def bitcast(x: Expr, dtype: DType) -> Expr:
     """Return the bits of `x` as `dtype`, which has the same width."""
+    if x.is_const and x.dtype.is_integer and dtype.is_integer:
+        return const(x.attr, dtype)
     return x if x.dtype is dtype else Expr("bitcast", (x,), dtype)
 
 
@@ -421,6 +423,8 @@ def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
         return compare(op, *args)
     if op == "cast":
         return cast(args[0], node.dtype)
+    if op == "bitcast":
+        return bitcast(args[0], node.dtype)
     if op in ("not", "neg"):
         return unary(op, *args)
     if op in ("load", "element") and condition_of(node) is not None:

@@ -294,6 +294,8 @@ _PYTHON_TYPES: Final = {
     int: TensorType(dtypes.DEFAULT_INT, (), weak=True),
     float: TensorType(dtypes.DEFAULT_FLOAT, (), weak=True),
 }
+_SCALARS: Final = {d.dtype: TensorType(d, (), weak=False) for d in dtypes.ALL}
+"""The types of NumPy's scalars, which are immutable."""
 
 
 def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
@@ -314,6 +316,8 @@ def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
         return Constant(arg, type_)
     if isinstance(arg, SymInt | SymFloat | SymBool):
         return current().value_of(arg)
+    if isinstance(arg, np.generic) and arg.dtype in _SCALARS:
+        return Constant(arg.item(), _SCALARS[arg.dtype])
     if isinstance(arg, np.ndarray | np.generic):
         return slots.from_array(arg)
     which = f"`{argument}`" if isinstance(argument, str) else f"argument {argument}"

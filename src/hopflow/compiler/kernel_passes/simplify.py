@@ -4,9 +4,10 @@
     v1 = select(i0 < 0, y[i0 + 8], y[i0])     ->    v1 = y[i0]
 
 An axis, or the counter of a loop, is at least 0 and less than its extent. This bounds
-the expressions over it, as it does for scalars that are read (interval analysis). Only
-64-bit integers and comparisons of them are rewritten, and every result stays the same
-to the last bit.
+the expressions over it, and so do masks, shifts and remainders (interval analysis); the
+bounds of what an equation computes hold where another one reads it. Only 64-bit
+integers and comparisons of them are rewritten, and every result stays the same to the
+last bit.
 """
 
 from collections.abc import Sequence
@@ -87,13 +88,13 @@ def simplify(program: KernelProgram, _context: Context) -> None:
 class _Facts:
     """The facts about the values of a program, up to an equation.
 
-    loops    the bounds of loop counters
-    scalars  the bounds of values without axes
-    sizes    what symbols equal, over symbols defined earlier
+    loops     the bounds of loop counters
+    elements  the bounds of the integers in a value
+    sizes     what symbols equal, over symbols defined earlier
     """
 
     loops: dict[Var, _Bounds] = field(default_factory=dict)
-    scalars: dict[Value, _Bounds] = field(default_factory=dict)
+    elements: dict[Value, _Bounds] = field(default_factory=dict)
     sizes: dict[Symbol, Size] = field(default_factory=dict)
 
     def size(self, size: Size) -> Size:
@@ -119,7 +120,7 @@ class _Facts:
         """Record the bounds of the integers that an equation computes."""
         for value, x in zip(equation.results, elements, strict=False):
             if x.dtype.is_integer and simplifier.bounds(x) != _limits(x.dtype):
-                self.scalars[value] = simplifier.bounds(x)
+                self.elements[value] = simplifier.bounds(x)
         if equation.symbol is not None and elements[0].op in ("const", "size"):
             size = self.size(elements[0].attr)
             if equation.symbol not in free_symbols(size):
@@ -159,10 +160,10 @@ def _without_proven(effect: Effect, facts: _Facts) -> tuple[Effect, list[Value]]
 
 def _simplified(equation: Equation, kernel: Definition, facts: _Facts) -> Definition:
     shape = space_of(equation)
-    is_scalar = isinstance(kernel, Pointwise) and not shape
     roots = all_expressions(kernel)
     order = nodes(*roots)
-    learns = is_scalar and any(v.dtype.is_integer for v in equation.results)
+    is_pointwise = isinstance(kernel, Pointwise)
+    learns = is_pointwise and any(v.dtype.is_integer for v in equation.results)
     if not learns and not any(map(_has_bounds, order)):
         return kernel
     simplifier = _Simplifier(shape, facts)
@@ -226,7 +227,10 @@ class _Simplifier:
                 else facts.index(size)
             )
         if node.op == "element":
-            return limits if node.args else facts.scalars.get(node.attr, limits)
+            found = facts.elements.get(node.attr, limits)
+            if e.condition_of(node) is None:
+                return found
+            return _Bounds(min(found.low, 0), max(found.high, 0))  # 0 where it is false
         if node.op == "size":
             bounds = declared(terms_of(facts.size(node.attr))) & INT64
             return _Bounds(int(bounds.low), int(bounds.high))
@@ -367,12 +371,54 @@ def _bounds_of(node: Expr, args: Sequence[_Bounds]) -> _Bounds | None:
         case "div" if _is_divided(node, args):
             n = node.args[1].attr
             return _Bounds(args[0].low // n, args[0].high // n)
-        case "rem" if _is_divided(node, args):
-            return _Bounds(0, min(args[0].high, node.args[1].attr - 1))
+        case "rem" if node.args[1].is_const and node.args[1].attr > 0:
+            most = node.args[1].attr - 1
+            return _Bounds(
+                max(min(args[0].low, 0), -most), min(max(args[0].high, 0), most)
+            )
+        case "select" if _is_modulo(node):
+            return _Bounds(0, node.args[1].args[1].attr - 1)
         case "select" if args:
             [x, y] = args
             return _Bounds(min(x.low, y.low), max(x.high, y.high))
+        case "and" if highs := [a.high for a in args if a.low >= 0]:
+            return _Bounds(0, min(highs))
+        case "or" | "xor" if all(a.low >= 0 for a in args):
+            return _Bounds(0, (1 << max(a.high for a in args).bit_length()) - 1)
+        case "shl" | "ashr" | "lshr" if _is_shifted(node):
+            low, high, k = args[0].low, args[0].high, node.args[1].attr
+            if node.op == "shl":
+                return _Bounds(low << k, high << k)
+            if node.op == "ashr" or low >= 0:
+                return _Bounds(low >> k, high >> k)
+        case "popcount" | "clz":
+            return _Bounds(0, node.dtype.bits)
     return None
+
+
+def _is_shifted(node: Expr) -> bool:
+    """Return whether a constant that the dtype has bits for shifts an integer."""
+    k = node.args[1]
+    return k.is_const and 0 <= k.attr < node.dtype.bits
+
+
+def _is_modulo(node: Expr) -> bool:
+    """Return whether `node` is the remainder by a positive constant that
+    `expr.floor_mod` makes of one that may be negative."""
+    test, wrapped, rest = node.args
+    return (
+        rest.op == "rem"
+        and rest.args[1].is_const
+        and rest.args[1].attr > 0
+        and wrapped.op == "add"
+        and wrapped.args[0] is rest
+        and wrapped.args[1].is_const
+        and wrapped.args[1].attr == rest.args[1].attr
+        and test.op == "lt"
+        and test.args[0] is rest
+        and test.args[1].is_const
+        and test.args[1].attr == 0
+    )
 
 
 def _is_divided(node: Expr, args: Sequence[_Bounds]) -> bool:
