@@ -621,3 +621,36 @@ def test_the_primitive_refuses_params_that_do_not_fit(
     }
     with pytest.raises(HopflowError, match=match):
         conv_op(hf.asarray(X), hf.asarray(W), **params)
+
+
+def convolved(x: Any, w: Any) -> Any:
+    return hf.conv(x, w)
+
+
+def cotangents(x: Any, w: Any) -> Any:
+    return hf.grad(lambda *a: hf.sum(hf.vmap(convolved)(*a) ** 2), argnums=(0, 1))(x, w)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("f", "shapes"),
+    [
+        (hf.vmap(convolved), [(0, 2, 6, 7)]),
+        (hf.vmap(lambda x, w: hf.conv(x, w[:, :2], groups=2)), [(0, 2, 6, 7)]),
+        (
+            hf.vmap(lambda x, w: hf.conv_transpose(x, hf.moveaxis(w, 0, 1))),
+            [(0, 2, 6, 11)],
+        ),
+        (
+            lambda x, w: hf.map(lambda a: hf.conv(*a), (x, w), batch_size=2),
+            [(0, 2, 6, 7)],
+        ),
+        (cotangents, [(0, 2, 4, 9), (0, 6, 4, 3)]),
+    ],
+)
+def test_a_batch_of_no_examples_has_no_groups(
+    f: Callable[..., Any], shapes: list[tuple[int, ...]], dynamic: bool
+) -> None:
+    found = hf.jit(f, dynamic=dynamic)(np.zeros((0, 2, 4, 9)), np.zeros((0, 6, 4, 3)))
+    results = found if isinstance(found, tuple) else (found,)
+    assert [x.shape for x in results] == shapes

@@ -10,7 +10,7 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.bind import Value, bind
 from hopflow.errors import ArgumentValueError, ShapeError
-from hopflow.graph.types import Shape, TensorType, is_one
+from hopflow.graph.types import Shape, TensorType, is_one, is_zero
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent
 from hopflow.loop_ir.kernels import Operand, Pointwise, Reduction
@@ -74,7 +74,8 @@ def _check_channels(name: str, x: TensorType, w: TensorType, groups: Size) -> No
             f"for {inputs * groups}{expected}. Axis 1 of the weights must have the "
             "channels of the input, divided by `groups`."
         )
-    if divided(outputs, groups) is None:
+    is_empty = is_zero(groups) and is_zero(outputs)  # a batch of no examples
+    if not is_empty and divided(outputs, groups) is None:
         raise ShapeError(
             f"{name}: {outputs} output channels (axis 0 of the weights {w}) cannot be "
             f"shared among {groups} groups."
@@ -226,13 +227,13 @@ def _of_weights(ct: Any, x: Any, w: Any, **params: Any) -> Value:
     weights, summed over the batch, where strides and dilation change places."""
     strides, dilation = params["strides"], params["dilation"]
     input_dilation, groups = params["input_dilation"], params["groups"]
-    batch, channels, *sizes = x.shape
+    (batch, _, *sizes), inputs = x.shape, w.shape[1]
     axes = range(3, 3 + len(sizes))
-    split = reshaped(x, (batch, groups, part_of(channels, groups), *sizes))
+    split = reshaped(x, (batch, groups, inputs, *sizes))
     turned = transposed(split, (2, 1, 0, *axes))
     result = apply(
         conv_op,
-        reshaped(turned, (part_of(channels, groups), groups * batch, *sizes)),
+        reshaped(turned, (inputs, groups * batch, *sizes)),
         moved(ct, 0, 1),
         strides=dilation,
         before=params["before"],

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.graph.types import Shape, TensorType, is_one
+from hopflow.graph.types import Shape, TensorType, is_one, is_zero
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, binary, compare, const, extent
 from hopflow.loop_ir.kernels import Library, Operand, Pointwise
@@ -61,7 +61,10 @@ def dilated(size: Size, step: int) -> Size:
 
 
 def part_of(channels: Size, groups: Size) -> Size:
-    """Return the channels of a group."""
+    """Return the channels of a group; 0 if there are no groups, as in a batch of no
+    examples."""
+    if is_zero(groups):
+        return 0
     part = divided(channels, groups)
     assert part is not None
     return part

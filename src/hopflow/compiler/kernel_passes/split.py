@@ -38,6 +38,8 @@ VECTOR: Final = 32
 """About the number of bytes of a vector."""
 REST: Final = 8
 """Remaining elements, which fill no vector, cost at most as much as so many vectors."""
+SHORT: Final = 9
+"""Elements of a row that may all be pieces: then vectors go along another axis."""
 DEAR: Final = 20
 """Instructions of the sides of a `select` that are worth a cut."""
 _FAR: Final = 1 << 60
@@ -155,6 +157,8 @@ def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
     long = [axis for axis, n in enumerate(shape) if not is_one(n)]
     low, high, at = 0, shape[test.axis], test.at.attr
     if test.axis != long[-1] or len(long) == 1 or not isinstance(high, int):
+        return False
+    if high <= SHORT:
         return False
     for cut, is_below in piece.facts:
         if cut.axis == test.axis and cut.at.is_const:
