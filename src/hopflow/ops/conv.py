@@ -269,11 +269,12 @@ def _batch(
         n, _, *sizes = result.shape
         parts = moved(reshaped(result, (n, groups, size, of_group, *sizes)), 2, 0)
         return [reshaped(parts, (size, n, outputs, *sizes))]
-    _, n, channels, *sizes = x.shape
-    _, outputs, *rest = w.shape
-    x = reshaped(moved(x, 0, 1), (n, size * channels, *sizes))
-    w = reshaped(w, (size * outputs, *rest))
-    [result] = bind(op, [x, w], {**params, "groups": size * groups})
+    (_, n, _, *sizes), (_, outputs, inputs, *window) = x.shape, w.shape
+    # The channels are products with the groups, which may be 0 or a symbol.
+    count = size * groups
+    x = reshaped(moved(x, 0, 1), (n, count * inputs, *sizes))
+    w = reshaped(w, (count * part_of(outputs, groups), inputs, *window))
+    [result] = bind(op, [x, w], {**params, "groups": count})
     return [moved(reshaped(result, (n, size, outputs, *result.shape[2:])), 1, 0)]
 
 
