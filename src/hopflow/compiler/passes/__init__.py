@@ -12,6 +12,7 @@ from hopflow.compiler.passes.dead_results import drop_dead_results
 from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.compiler.passes.outline import outline_calls
 from hopflow.compiler.passes.own_symbols import own_symbols
+from hopflow.compiler.passes.small_matrices import small_matrices
 from hopflow.compiler.passes.stack_products import stack_products
 from hopflow.compiler.passes.sum_products import sum_products
 from hopflow.graph.core import Graph
@@ -23,6 +24,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     forward_results,
     add_updates,
     compose,
+    small_matrices,
     stack_products,
     sum_products,
     drop_dead_results,
