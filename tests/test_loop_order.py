@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow import pytree
 from hopflow.compiler.cpu.target import host
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.dtypes import float64, int64
@@ -426,3 +427,44 @@ def test_an_index_out_of_range_is_reported_where_updates_are_added() -> None:
     np.testing.assert_allclose(np.asarray(run(x, x, np.array(3))), expected)
     with pytest.raises(hf.errors.IndexingError, match="index 12 is out of range"):
         run(x, x, np.array(12))
+
+
+def sums_of_points(x: Any) -> Any:
+    return hf.sum(x * x, axis=1)
+
+
+def sums_of_coordinates(x: Any) -> Any:
+    return hf.sum(x * x, axis=0) + hf.max(x, axis=0)
+
+
+def sums_in_rows(x: Any) -> Any:
+    y = hf.reshape(x, (2, -1, 3))
+    return hf.sum(y * y[::-1], axis=1)
+
+
+def positions_in_points(x: Any) -> Any:
+    return hf.argmax(x, axis=1), hf.argmin(x[:, ::-1], axis=1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize(
+    ("f", "rows"),
+    [
+        *((sums_of_points, n) for n in (0, 1, 6, 70)),
+        *((sums_of_coordinates, n) for n in (1, 6, 70)),
+        *((sums_in_rows, n) for n in (0, 2, 70)),
+        *((positions_in_points, n) for n in (0, 1, 6, 70)),
+    ],
+)
+def test_points_are_reduced_as_vectors(
+    f: Any, rows: int, dtype: str, dynamic: bool
+) -> None:
+    x = (np.random.default_rng(0).integers(-9, 9, (rows, 3)) * 1.5).astype(dtype)
+    run = hf.jit(f, dynamic=dynamic)
+    found, wanted = run(x), hf.jit(f, backend="interpreter")(x)
+    for a, b in zip(pytree.flatten(found)[0], pytree.flatten(wanted)[0], strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    if rows == 70 and not dynamic:
+        loops = [x for x in lines(run.loop_ir) if x.startswith("for ")]
+        assert all("vector" in x or " in 0..2 " in x for x in loops), run.loop_ir

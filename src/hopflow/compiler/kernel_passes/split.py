@@ -158,8 +158,6 @@ def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
     low, high, at = 0, shape[test.axis], test.at.attr
     if test.axis != long[-1] or len(long) == 1 or not isinstance(high, int):
         return False
-    if high <= SHORT:
-        return False
     for cut, is_below in piece.facts:
         if cut.axis == test.axis and cut.at.is_const:
             low, high = (low, cut.at.attr) if is_below else (cut.at.attr, high)
@@ -170,7 +168,15 @@ def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
 
     if not test.at.is_const or not low <= at <= high:
         return False
+    if high - low <= SHORT and _is_each_alone(piece, test.axis, low, high):
+        return False
     return 2 * (steps(at - low) + steps(high - at)) > 3 * steps(high - low)
+
+
+def _is_each_alone(piece: _Piece, axis: int, low: int, high: int) -> bool:
+    """Return whether there is a test between each two of these indices."""
+    ends = {t.at.attr for t in piece.tests.values() if t.axis == axis and t.at.is_const}
+    return ends.issuperset(range(low + 1, high))
 
 
 def _assumed(piece: _Piece, test: _Test, is_below: bool) -> _Piece:

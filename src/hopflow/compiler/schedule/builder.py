@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from hopflow import dtypes
 from hopflow.compiler.kernel_program.definitions import Function, Pointwise, axes
@@ -51,6 +52,15 @@ from hopflow.symbolic.terms import Terms
 UNROLL = 16
 """Loops of at most so many steps in all are unrolled if they are too narrow for
 vectors."""
+
+
+def is_unrolled(shape: Sequence[Size | Expr]) -> TypeGuard[Sequence[int]]:
+    """Return whether a nest over a shape is written as its steps."""
+    static = [n for n in shape if isinstance(n, int)]
+    total = prod(static)
+    return len(static) == len(shape) and (
+        total <= REGISTER_LIMIT or (total <= UNROLL and static[-1] < 4)
+    )
 
 
 def number_of(node: Node) -> int:
@@ -354,16 +364,11 @@ class Builder:
         body: Callable[[Index], None],
         independent: bool,
     ) -> None:
-        static = [n for n in shape if isinstance(n, int)]
-        if len(static) == len(shape):
-            total = 1
-            for n in static:
-                total *= n
-            if total <= UNROLL and (total <= REGISTER_LIMIT or static[-1] < 4):
-                for at in indices(static):
-                    body(at)
-                return
-        self._axis(tuple(shape), (), body, independent)
+        if is_unrolled(shape):
+            for at in indices(shape):
+                body(at)
+        else:
+            self._axis(tuple(shape), (), body, independent)
 
     def _axis(
         self,

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import groupby
 from math import prod
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
 from hopflow import dtypes
 from hopflow.compiler.kernel_passes.reads import weight
@@ -23,6 +23,8 @@ from hopflow.compiler.kernel_program.definitions import (
 )
 from hopflow.compiler.kernel_program.program import Equation, Value
 from hopflow.compiler.kernel_program.registers import (
+    REGISTER_LIMIT,
+    indices,
     indices_of,
     is_short,
     is_small,
@@ -30,7 +32,7 @@ from hopflow.compiler.kernel_program.registers import (
 )
 from hopflow.compiler.kernel_program.rewriting import as_values
 from hopflow.compiler.memory.place import in_registers
-from hopflow.compiler.schedule.builder import Builder, number_of
+from hopflow.compiler.schedule.builder import Builder, is_unrolled, number_of
 from hopflow.compiler.schedule.values import Registers, Stored
 from hopflow.graph.types import Shape, TensorType, is_one
 from hopflow.loop_ir import expr as e
@@ -326,10 +328,8 @@ class Kernels:
 
     def reduction(self, kernel: Reduction) -> None:
         if all(in_registers(self.equation)):
-            rows = [
-                list(map(self.b.let, self._reduce(kernel, at)))
-                for at in indices_of(self.types[0])
-            ]
+            group = indices_of(self.types[0])
+            rows = [list(map(self.b.let, x)) for x in self._reduce(kernel, group)]
             self.registers([[row[k] for row in rows] for k in range(len(self.types))])
             return
         targets, axis = self.targets(), _last_axis(self.types[0])
@@ -337,29 +337,77 @@ class Kernels:
             self._reduce_rows(kernel, self.types[0], axis, targets[0])
             return
 
+        shape = self.types[0].shape
+        few = shape[-1] if shape and self._sums_few(kernel, shape[-1]) else 0
+
         def row(at: Index) -> None:
-            for target, value in zip(targets, self._reduce(kernel, at), strict=True):
-                self.b.store(target, at, value)
+            group = [(*at, e.index(k)) for k in range(few)] if few else [at]
+            results = self._reduce(kernel, group)
+            for here, values in zip(group, results, strict=True):
+                for target, value in zip(targets, values, strict=True):
+                    self.b.store(target, here, value)
 
-        self.b.nest(self.types[0].shape, row)
+        self.b.nest(shape[:-1] if few else shape, row)
 
-    def _reduce(self, kernel: Reduction, at: Index) -> list[Expr]:
-        """Write a loop over the kernel's space. Return the results at one index."""
-        init = self.b.at(kernel.init, at)
-        accumulators = [self.b.declare(x, "acc") for x in init]
+    def _sums_few(self, kernel: Reduction, size: Size) -> TypeGuard[int]:
+        """Return whether one loop over the space computes all sums along an axis: then
+        it reads rows of a few elements (`x[n, 3]`) once, and whole."""
+        is_few = isinstance(size, int) and 1 < size <= REGISTER_LIMIT
+        return (
+            is_few and isinstance(kernel.combine, str) and not is_unrolled(kernel.space)
+        )
+
+    def _reduce(self, kernel: Reduction, group: Sequence[Index]) -> list[list[Expr]]:
+        """Write a loop over the kernel's space. Return for each index of a group the
+        results."""
+        if is_unrolled(kernel.space):
+            steps = indices(kernel.space)
+            return [self._reduce_at_once(kernel, at, steps) for at in group]
+        all_accumulators = [
+            [self.b.declare(x, "acc") for x in self.b.at(kernel.init, at)]
+            for at in group
+        ]
 
         def step(r: Index) -> None:
-            values = self.b.at(kernel.element, (*at, *r))
-            if isinstance(kernel.combine, str):
-                self.b.add(Accumulate(accumulators[0], kernel.combine, values[0]))
-                return
-            arguments = [*map(e.read, accumulators), *map(self.b.let, values)]
-            after = list(map(self.b.let, self.b.call(kernel.combine, arguments)))
-            for var, value in zip(accumulators, after, strict=True):
-                self.b.assign(var, value)
+            for at, accumulators in zip(group, all_accumulators, strict=True):
+                values = self.b.at(kernel.element, (*at, *r))
+                if isinstance(kernel.combine, str):
+                    self.b.add(Accumulate(accumulators[0], kernel.combine, values[0]))
+                    continue
+                old = list(map(e.read, accumulators))
+                for var, value in zip(
+                    accumulators, self._combined(kernel, old, values), strict=True
+                ):
+                    self.b.assign(var, value)
 
         self.b.nest(kernel.space, step, independent=isinstance(kernel.combine, str))
-        totals = list(map(e.read, accumulators))
+        return [
+            self._finished(kernel, at, list(map(e.read, accumulators)))
+            for at, accumulators in zip(group, all_accumulators, strict=True)
+        ]
+
+    def _reduce_at_once(
+        self, kernel: Reduction, at: Index, steps: Sequence[Index]
+    ) -> list[Expr]:
+        """Return the results at one index for a space of a few elements: straight-line
+        code, of which vectors compute many."""
+        totals = self.b.at(kernel.init, at)
+        for r in steps:
+            values = self.b.at(kernel.element, (*at, *r))
+            if isinstance(kernel.combine, str):
+                totals = [e.binary(kernel.combine, totals[0], values[0])]
+            else:
+                totals = self._combined(kernel, totals, values)
+        return self._finished(kernel, at, list(map(self.b.let, totals)))
+
+    def _combined(
+        self, kernel: Reduction, old: list[Expr], values: list[Expr]
+    ) -> list[Expr]:
+        assert not isinstance(kernel.combine, str)
+        arguments = [*old, *map(self.b.let, values)]
+        return list(map(self.b.let, self.b.call(kernel.combine, arguments)))
+
+    def _finished(self, kernel: Reduction, at: Index, totals: list[Expr]) -> list[Expr]:
         return [self.b.call(finish, totals, at)[0] for finish in kernel.finish]
 
     def _reduces_rows(self, kernel: Reduction, type_: TensorType, axis: int) -> bool:
