@@ -195,10 +195,12 @@ def picked(
 
 
 def part(f: Function, vector: str, scalar: str, width: int, at: int, of: int) -> str:
-    """Emit `of` lanes of a vector, from lane `at` on."""
+    """Emit `of` of the `width` lanes of a vector, from lane `at` on."""
     if of == width:
         return vector
     t, order = lanes(scalar, width), ", ".join(f"i32 {k}" for k in range(at, at + of))
+    if of == 1:
+        return f.emit(f"extractelement {t} {vector}, i64 {at}")
     return f.emit(f"shufflevector {t} {vector}, {t} poison, <{of} x i32> <{order}>")
 
 

@@ -5,14 +5,13 @@ one otherwise. Code that does not depend on the loop's variable runs once, befor
 loop.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.lanes import LaneLoop, Lanes
-from hopflow.compiler.cpu.rows import Place, Row, Rows
+from hopflow.compiler.cpu.rows import Place, Row, Rows, part
 from hopflow.compiler.llvm import operations
 from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import (
@@ -236,21 +235,10 @@ class VectorLoop(LaneLoop):
             while width > 1:
                 width //= 2
                 halves = [
-                    _half(f.emit, value, type_, width, first) for first in (0, width)
+                    part(f, value, type_, 2 * width, k, width) for k in (0, width)
                 ]
                 value = operations.operation(f, combine, var.dtype, width, halves)
             emitter.combine(var, combine, value)
-
-
-def _half(
-    emit: Callable[[str], str], vector: str, scalar: str, width: int, first: int
-) -> str:
-    """Emit `width` lanes from `first` on of a vector with twice as many."""
-    t = lanes(scalar, 2 * width)
-    if width == 1:
-        return emit(f"extractelement {t} {vector}, i64 {first}")
-    order = ", ".join(f"i32 {first + lane}" for lane in range(width))
-    return emit(f"shufflevector {t} {vector}, {t} poison, <{width} x i32> <{order}>")
 
 
 def _width(s: For) -> int:
