@@ -199,6 +199,20 @@ def test_a_factorisation_is_refused_with_the_operation_and_the_line(
 
 
 @in_library
+def small_systems() -> Call:
+    def f(a: Any, b: Any) -> Any:
+        factor = hf.linalg.cholesky(a @ a.mT + hf.eye(3, dtype=a.dtype))
+        return hf.linalg.solve(a, b), hf.linalg.inv(a), hf.linalg.det(a), factor
+
+    a = np.random.default_rng(0).normal(size=(5, 3, 3))
+    return exported(f, a, a[:, :, :2], dynamic_shapes=[{0: True}, {0: True}])
+
+
+def test_systems_of_three_equations_are_solved_without_lapack(native: Native) -> None:
+    native.check("small_systems")
+
+
+@in_library
 def tree() -> Call:
     def f(p: Any, n: int, flag: bool, scale: float) -> Any:
         return {"a": p["w"][0] * scale, "b": (p["w"][1] + n, n + 1, flag)}
