@@ -363,8 +363,7 @@ class Lanes(Evaluator):
 
     def register_lanes(self, buffer: Buffer) -> int:
         """Return how many lanes one register has for a buffer's elements."""
-        bits = self.loop.emitter.unit.target.register_bits
-        return min(self.width, bits // (8 * buffer.dtype.itemsize))
+        return min(self.width, self.loop.emitter.unit.target.lanes(buffer.dtype))
 
     def forget_loads(self) -> None:
         super().forget_loads()

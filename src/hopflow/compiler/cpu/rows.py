@@ -145,7 +145,7 @@ class Rows:
 
     def _pays(self, row: Row, used: int) -> bool:
         """Return whether shuffles take less time than gathers."""
-        if not used:
+        if not used or self._target.lanes(row.buffer.dtype) < 2:
             return False
         shuffle = 1 if self._target.has_masks else 3
         return row.count + shuffle * used * (row.count - 1) <= 2 * used * self._width

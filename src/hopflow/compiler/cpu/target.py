@@ -70,6 +70,10 @@ class CpuTarget(LlvmTarget):
         is_scalar = self.is_microcontroller or self.triple.startswith("riscv")
         return 64 if is_scalar else 128
 
+    def lanes(self, dtype: DType) -> int:
+        """Return how many elements, as they are in memory, the widest register has."""
+        return self.register_bits // (8 * dtype.itemsize)
+
     @property
     def has_masks(self) -> bool:
         """Whether a masked load, store or gather is one instruction."""

@@ -43,8 +43,8 @@ def with_software(module: Module) -> str:
 _FMA: Final = re.compile(r".+ @llvm\.fma\.(?:v(?P<width>\d+))?(?P<kind>f32|f64)\(")
 _CONVERSION: Final = re.compile(
     r"(?<== )(?P<op>fpext|fptrunc) (?:<(?P<width>\d+) x )?"
-    r"(?:half>? (?P<half>\S+) to (?:<\d+ x )?float>?"
-    r"|float>? (?P<float>\S+) to (?:<\d+ x )?half>?)"
+    r"(?:half>? (?P<half>\S+|splat \([^)]*\)) to (?:<\d+ x )?float>?"
+    r"|float>? (?P<float>\S+|splat \([^)]*\)) to (?:<\d+ x )?half>?)"
 )
 _HALF: Final = re.compile(r"(?<![\w%@.])half\b")
 _HALF_OVERLOAD: Final = re.compile(r"\.(v\d+)?f16\b")
