@@ -341,17 +341,24 @@ triangular_solve: Final[OpDef] = OpDef(
         ),
     ),
     batch=batching.along,
-    samples=tuple(
+    samples=(
+        *(
+            Sample(
+                ("T[2, 3, 3]", "T[2, 3, 2]"),
+                {"upper": upper, "transposed": transposed, "unit": unit},
+                WIDE,
+                low=0.5,
+            )
+            for upper in (False, True)
+            for transposed in (False, True)
+            for unit in (False, True)
+        ),
         Sample(
-            operands,
-            {"upper": upper, "transposed": transposed, "unit": unit},
+            ("T[5, 5]", "T[5, 1]"),
+            {"upper": True, "transposed": True, "unit": False},
             WIDE,
             low=0.5,
-        )
-        for operands in (("T[2, 3, 3]", "T[2, 3, 2]"), ("T[5, 5]", "T[5, 1]"))
-        for upper in (False, True)
-        for transposed in (False, True)
-        for unit in (False, True)
+        ),
     ),
 )
 
