@@ -291,3 +291,27 @@ def test_an_error_of_a_function_leaves_no_state() -> None:
         with pytest.raises(KeyError, match="mine"):
             call()
         assert (x + 1).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_float_of_numpy_that_changes_needs_no_other_program() -> None:
+    def f(x: Any, rate: Any) -> Any:
+        return hf.fori_loop(0, 3, lambda i, y: y * rate + np.float32(1.25), x)
+
+    x = hf.asarray(np.arange(5, dtype=np.float32))
+    f(x, np.float32(0.3125))
+    with compiling(0):
+        for rate in np.linspace(0.5, 1.5, 5, dtype=np.float32):
+            want = np.arange(5, dtype=np.float32)
+            for _ in range(3):
+                want = want * rate + np.float32(1.25)
+            same(f(x, rate), want)
+
+
+def test_a_whole_number_of_numpy_is_a_constant() -> None:
+    def f(x: Any) -> Any:
+        return hf.take(x, (hf.arange(20) ^ np.int64(3)) & np.int64(7))
+
+    run = hf.jit(f)
+    x = np.arange(8.0)
+    same(run(x), x[(np.arange(20) ^ 3) & 7])
+    assert "trap" not in run.loop_ir

@@ -294,8 +294,12 @@ _PYTHON_TYPES: Final = {
     int: TensorType(dtypes.DEFAULT_INT, (), weak=True),
     float: TensorType(dtypes.DEFAULT_FLOAT, (), weak=True),
 }
-_SCALARS: Final = {d.dtype: TensorType(d, (), weak=False) for d in dtypes.ALL}
-"""The types of NumPy's scalars, which are immutable."""
+_WHOLE: Final = {
+    d.dtype: TensorType(d, (), weak=False) for d in (dtypes.bool_, *dtypes.INTEGERS)
+}
+"""The types of NumPy's scalars that are constants of a program: masks, shifts and
+divisors, of which code for one value is far better. Floats, as rates and time steps,
+change from call to call, and are operands: another value needs no other kernel."""
 
 
 def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
@@ -316,8 +320,8 @@ def as_operand(name: str, argument: int | str, arg: Any) -> Operand:
         return Constant(arg, type_)
     if isinstance(arg, SymInt | SymFloat | SymBool):
         return current().value_of(arg)
-    if isinstance(arg, np.generic) and arg.dtype in _SCALARS:
-        return Constant(arg.item(), _SCALARS[arg.dtype])
+    if isinstance(arg, np.generic) and arg.dtype in _WHOLE:
+        return Constant(arg.item(), _WHOLE[arg.dtype])
     if isinstance(arg, np.ndarray | np.generic):
         return slots.from_array(arg)
     which = f"`{argument}`" if isinstance(argument, str) else f"argument {argument}"

@@ -188,6 +188,8 @@ class Frame:
 
     def _check_room(self, operand: Operand) -> None:
         """Let the model tell whether int64 holds all integers of an expression."""
+        if self.writer.asserts == "drop":
+            return
         origin = self.scope.origin
         for terms in self.writer.bounds.beyond(operand):
             if terms not in self._checked:
