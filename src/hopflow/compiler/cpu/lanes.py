@@ -6,10 +6,16 @@ access; any other index gathers or scatters.
 
 from collections.abc import Sequence
 
-from hopflow.compiler.cpu import rows
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.emitter import CpuEmitter
-from hopflow.compiler.cpu.rows import Place, Row
+from hopflow.compiler.cpu.interleaving import (
+    Group,
+    Member,
+    deinterleaved,
+    interleaved,
+    joined,
+    part,
+)
 from hopflow.compiler.llvm.expressions import MOST_TRIPS, Evaluator, apply
 from hopflow.compiler.llvm.operations import broadcast, from_memory, to_memory
 from hopflow.compiler.llvm.types import (
@@ -47,8 +53,8 @@ class LaneLoop:
         """Return the address of the element `offset` after the start of `buffer`."""
         raise NotImplementedError
 
-    def place(self, buffer: Buffer, at: Index) -> Place | None:  # noqa: ARG002
-        """Return the element of a row that a read takes; None: it is read otherwise."""
+    def member(self, buffer: Buffer, at: Index) -> Member | None:  # noqa: ARG002
+        """Return the member of an interleave group that a read takes, or None."""
         return None
 
     def has_gather(self, buffer: Buffer) -> bool:
@@ -104,7 +110,7 @@ class Lanes(Evaluator):
         self.memory = loop.emitter.memory
         self.lets: dict[Var, str] = {}
         self.slots: dict[Var, str] = {}  # of mutable variables
-        self._vectors: dict[tuple[Row, int], list[str]] = {}  # of rows, by the first
+        self._vectors: dict[tuple[Group, int], list[str]] = {}  # by the first iteration
 
     def value(self, expr: Expr) -> str:
         """Return the vector of `expr`."""
@@ -168,9 +174,9 @@ class Lanes(Evaluator):
                 mask = self._active(condition)
                 return self._load_masked(buffer, offset, is_reversed, mask)
         if condition is None and not self.mask:
-            place = self.loop.place(buffer, at)
-            if place is not None:
-                return self._component(place)
+            member = self.loop.member(buffer, at)
+            if member is not None:
+                return self._load_member(member)
         if condition is None and not self.mask and not self.loop.has_gather(buffer):
             return self._load_each(buffer, self._each_strided(buffer, *form))
         return self._gather(buffer, self._strided(coefficient, offset), condition)
@@ -306,59 +312,61 @@ class Lanes(Evaluator):
             f"shufflevector {t} {vector}, {t} poison, <{self.width} x i32> <{order}>"
         )
 
-    # --- rows of a few elements
+    # --- interleaved accesses
 
-    def _component(self, place: Place) -> str:
-        """Load an element of each row: see `rows`."""
-        row, f = place.row, self.f
-        dtype, width = row.buffer.dtype, self.register_lanes(row.buffer)
+    def _load_member(self, member: Member) -> str:
+        """Load a member of the group of each iteration: see `interleaving`."""
+        group, f = member.group, self.f
+        dtype, width = group.buffer.dtype, self.register_lanes(group.buffer)
         scalar = memory_type(dtype)
         parts = [
-            rows.component(
-                f, self._row_vectors(row, k, width), scalar, width, place.place
+            deinterleaved(
+                f, self._group_vectors(group, k, width), scalar, width, member.number
             )
             for k in range(0, self.width, width)
         ]
-        whole = rows.joined(f, parts, scalar, width)
+        whole = joined(f, parts, scalar, width)
         return from_memory(f, whole, dtype, self.width)
 
-    def _row_vectors(self, row: Row, first: int, width: int) -> list[str]:
-        """Load `width` rows from row number `first` on, as contiguous vectors."""
-        vectors = self._vectors.get((row, first))
+    def _group_vectors(self, group: Group, first: int, width: int) -> list[str]:
+        """Load the groups of `width` iterations from `first` on, as vectors."""
+        vectors = self._vectors.get((group, first))
         if vectors is None:
             stored, align = (
-                memory_type(row.buffer.dtype, width),
-                row.buffer.dtype.itemsize,
+                memory_type(group.buffer.dtype, width),
+                group.buffer.dtype.itemsize,
             )
-            note, _ = self.memory.notes(row.buffer)
-            vectors = self._vectors[row, first] = [
+            note, _ = self.memory.notes(group.buffer)
+            vectors = self._vectors[group, first] = [
                 self.f.emit(f"load {stored}, ptr {address}, align {align}{note}")
-                for address in self._row_addresses(row, first, width)
+                for address in self._group_addresses(group, first, width)
             ]
         return vectors
 
-    def store_rows(self, row: Row, components: Sequence[str]) -> None:
-        """Store rows, of which the vector of each element is given."""
-        f, dtype, width = self.f, row.buffer.dtype, self.register_lanes(row.buffer)
+    def store_group(self, group: Group, members: Sequence[str]) -> None:
+        """Store groups, of which the vector of each member is given."""
+        f, dtype, width = self.f, group.buffer.dtype, self.register_lanes(group.buffer)
         scalar, stored = memory_type(dtype), memory_type(dtype, width)
-        _, note = self.memory.notes(row.buffer)
-        bits = [to_memory(f, x, dtype, self.width) for x in components]
+        _, note = self.memory.notes(group.buffer)
+        bits = [to_memory(f, x, dtype, self.width) for x in members]
         for first in range(0, self.width, width):
-            parts = [rows.part(f, x, scalar, self.width, first, width) for x in bits]
-            vectors = rows.woven(f, parts, scalar, width)
-            addresses = self._row_addresses(row, first, width)
+            parts = [part(f, x, scalar, self.width, first, width) for x in bits]
+            vectors = interleaved(f, parts, scalar, width)
+            addresses = self._group_addresses(group, first, width)
             tail = f", align {dtype.itemsize}{note}"
             for vector, address in zip(vectors, addresses, strict=True):
                 f.do(f"store {stored} {vector}, ptr {address}{tail}")
 
-    def _row_addresses(self, row: Row, first: int, width: int) -> list[str]:
-        f, element = self.f, memory_type(row.buffer.dtype)
-        start = self.loop.row(row.buffer, row.first)
-        distance = f.emit(f"mul i64 {self.position}, {row.count}")
+    def _group_addresses(self, group: Group, first: int, width: int) -> list[str]:
+        f, element = self.f, memory_type(group.buffer.dtype)
+        start = self.loop.row(group.buffer, group.first)
+        distance = f.emit(f"mul i64 {self.position}, {group.factor}")
         block = f.emit(f"getelementptr {element}, ptr {start}, i64 {distance}")
         return [
-            f.emit(f"getelementptr {element}, ptr {block}, i64 {first * row.count + k}")
-            for k in range(0, row.count * width, width)
+            f.emit(
+                f"getelementptr {element}, ptr {block}, i64 {first * group.factor + k}"
+            )
+            for k in range(0, group.factor * width, width)
         ]
 
     def register_lanes(self, buffer: Buffer) -> int:
@@ -367,9 +375,9 @@ class Lanes(Evaluator):
 
     def forget_loads(self) -> None:
         super().forget_loads()
-        for row, first in [*self._vectors]:
-            if not self.memory.is_invariant(row.buffer):
-                del self._vectors[row, first]
+        for group, first in [*self._vectors]:
+            if not self.memory.is_invariant(group.buffer):
+                del self._vectors[group, first]
 
     # --- strided and other accesses
 

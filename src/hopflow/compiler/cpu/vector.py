@@ -10,8 +10,8 @@ from typing import Final
 
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.emitter import CpuEmitter
+from hopflow.compiler.cpu.interleaving import Group, Groups, Member, part
 from hopflow.compiler.cpu.lanes import LaneLoop, Lanes
-from hopflow.compiler.cpu.rows import Place, Row, Rows, part
 from hopflow.compiler.llvm import operations
 from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import (
@@ -55,7 +55,7 @@ class VectorLoop(LaneLoop):
     def __init__(self, emitter: CpuEmitter, s: For) -> None:
         super().__init__(emitter, s, _width(s), Affine.of_straight(s))
         self._size = self.affine.size
-        self.rows = Rows(
+        self.groups = Groups(
             s, self.width, self.affine, emitter.memory, emitter.unit.target
         )
         self.slots: dict[Var, str] = {}  # of mutable variables
@@ -91,8 +91,8 @@ class VectorLoop(LaneLoop):
             self._splats[type_, scalar] = vector
         return vector
 
-    def place(self, buffer: Buffer, at: Index) -> Place | None:
-        return self.rows.load(buffer, at)
+    def member(self, buffer: Buffer, at: Index) -> Member | None:
+        return self.groups.load(buffer, at)
 
     def row(self, buffer: Buffer, offset: Expr) -> str:
         address = self._rows.get((buffer, offset))
@@ -174,7 +174,7 @@ class VectorLoop(LaneLoop):
             whole, left = divmod(extent.attr, self.width)
             if not whole or not left:
                 return False
-        return self._size > LARGE_BODY and not self.rows
+        return self._size > LARGE_BODY and not self.groups
 
     def _masked(self, stop: str) -> None:
         """Emit all iterations under masks."""
@@ -257,7 +257,7 @@ class _StraightLanes(Lanes):
     def __init__(self, loop: VectorLoop, position: str, mask: str) -> None:
         super().__init__(loop, position, mask)
         self.slots = loop.slots
-        self._components: dict[Row, dict[int, str]] = {}  # of rows to be stored
+        self._members: dict[Group, dict[int, str]] = {}  # to be stored
 
     def run(self, body: list[Stmt]) -> None:
         """Emit the body for these lanes."""
@@ -277,14 +277,15 @@ class _StraightLanes(Lanes):
                     self.forget_loads()
 
     def _store(self, s: Store, value: str) -> None:
-        place = None if self.mask else self.loop.rows.stores.get(s)
-        if place is None:
+        member = None if self.mask else self.loop.groups.stores.get(s)
+        if member is None:
             self.store(s.buffer, s.indices, value)
             return
-        components = self._components.setdefault(place.row, {})
-        components[place.place] = value
-        if len(components) == place.row.count:
-            self.store_rows(place.row, [x for _, x in sorted(components.items())])
+        group, index = member
+        members = self._members.setdefault(group, {})
+        members[index] = value
+        if len(members) == group.factor:
+            self.store_group(group, [members[k] for k in range(group.factor)])
 
     def _set(self, var: Var, value: str) -> None:
         t = register_type(var.dtype, self.width)

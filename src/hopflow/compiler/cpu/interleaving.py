@@ -1,0 +1,221 @@
+"""Interleaved accesses of vector loops: contiguous vectors, and shuffles of them.
+
+    for i in 0..n vector 4:                  v0, v1, v2 = x[i, 0], ..., 12 of them
+        out[i] = x[i, 0] * x[i, 2]     ->    x0 = lanes 0, 3, 6, 9
+                                             x2 = lanes 2, 5, 8, 11
+
+A gather of 16 elements takes as long as some 30 shuffles, and CPUs without gathers load
+each lane alone. The members of a group that a body stores one after the other are
+interleaved in the same way, and stored as contiguous vectors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from hopflow.compiler.cpu.affine import Affine
+from hopflow.compiler.cpu.target import CpuTarget
+from hopflow.compiler.llvm.memory import Memory
+from hopflow.compiler.llvm.module import Function
+from hopflow.compiler.llvm.types import lanes
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Buffer, Expr, Index
+from hopflow.loop_ir.program import For, Store
+from hopflow.loop_ir.walk import loaded, same
+
+MOST: Final = 9
+"""The largest factor of a group: the elements of a matrix of 3 by 3."""
+
+
+class Member(NamedTuple):
+    """An element that an iteration accesses: member `number` of a group."""
+
+    group: "Group"
+    number: int
+
+
+@dataclass(eq=False)
+class Group:
+    """An interleave group: the `factor` adjacent elements of each iteration, as those
+    of a row of `x[n, 3]`, which lie one iteration after the other.
+
+    first   the distance of the first iteration's elements from the start of the buffer
+    loaded  the members that the body reads
+    stores  by member, the statement that writes it; None: not as vectors
+    """
+
+    buffer: Buffer
+    factor: int
+    first: Expr
+    loaded: set[int] = field(default_factory=set)
+    stores: dict[int, Store] | None = field(default_factory=dict)
+
+
+class Groups:
+    """The groups that a straight-line body reads and writes as vectors."""
+
+    def __init__(
+        self, s: For, width: int, affine: Affine, memory: Memory, target: CpuTarget
+    ) -> None:
+        self._groups: dict[Buffer, list[Group]] = {}
+        self._affine, self._memory = affine, memory
+        self._width, self._target = width, target
+        for statement in s.body:
+            for node in loaded(statement):
+                if e.condition_of(node) is None:
+                    member = self._find(node.attr, e.index_of(node))
+                    if member is not None:
+                        member.group.loaded.add(member.number)
+            if isinstance(statement, Store):
+                member = self._find(statement.buffer, statement.indices)
+                if member is not None and member.group.stores is not None:
+                    if member.number in member.group.stores:
+                        member.group.stores = None
+                    else:
+                        member.group.stores[member.number] = statement
+        self.stores: dict[Store, Member] = {}
+        for groups in self._groups.values():
+            for group in groups:
+                self._settle(group, s)
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.stores) or any(
+            self._pays(group, len(group.loaded))
+            for groups in self._groups.values()
+            for group in groups
+        )
+
+    def load(self, buffer: Buffer, at: Index) -> Member | None:
+        """Return the member that a read without condition takes; None: it is no
+        interleaved access."""
+        member = self._find(buffer, at) if buffer in self._groups else None
+        if member is None or not self._pays(member.group, len(member.group.loaded)):
+            return None
+        return member
+
+    def _settle(self, group: Group, s: For) -> None:
+        """Decide whether the stores of a group are vectors.
+
+        All its members are stored, and until the last is, no one reads the buffer.
+        """
+        stores = group.stores or {}
+        if len(stores) != group.factor or not self._pays(group, group.factor):
+            return
+        numbers = sorted(s.body.index(store) for store in stores.values())
+        between = s.body[numbers[0] : numbers[-1] + 1]
+        if any(
+            node.attr is group.buffer for x in between[1:] for node in loaded(x)
+        ) or any(
+            isinstance(x, Store)
+            and x.buffer is group.buffer
+            and x not in stores.values()
+            for x in between
+        ):
+            return
+        self.stores |= {store: Member(group, k) for k, store in stores.items()}
+
+    def _find(self, buffer: Buffer, at: Index) -> Member | None:
+        """Return the member of a group that an iteration accesses."""
+        if buffer.strides is not None or not at or not at[-1].is_const:
+            return None
+        form = self._affine.of(self._memory.linear(buffer, at))
+        if form is None or not form[0].is_const or not 2 <= form[0].attr <= MOST:
+            return None
+        factor, index = form[0].attr, 0
+        elements, axis = 1, len(buffer.shape)
+        while elements < factor and axis > 1:
+            axis -= 1
+            extent, i = buffer.shape[axis], at[axis]
+            if not (extent.is_const and i.is_const and 0 <= i.attr < extent.attr):
+                return None
+            index += i.attr * elements
+            elements *= extent.attr
+        if elements != factor:
+            return None
+        zeros = [e.index(0)] * (len(at) - axis)
+        start = self._affine.of(self._memory.linear(buffer, (*at[:axis], *zeros)))
+        assert start is not None
+        first = start[1]
+        groups = self._groups.setdefault(buffer, [])
+        for group in groups:
+            if group.factor == factor and same(group.first, first):
+                return Member(group, index)
+        groups.append(Group(buffer, factor, first))
+        return Member(groups[-1], index)
+
+    def _pays(self, group: Group, used: int) -> bool:
+        """Return whether shuffles take less time than gathers."""
+        if not used or self._target.lanes(group.buffer.dtype) < 2:
+            return False
+        shuffle = 1 if self._target.has_masks else 3
+        return (
+            group.factor + shuffle * used * (group.factor - 1) <= 2 * used * self._width
+        )
+
+
+def deinterleaved(
+    f: Function, vectors: Sequence[str], scalar: str, width: int, index: int
+) -> str:
+    """Emit member number `index` of `width` iterations, whose groups lie in vectors."""
+    factor = len(vectors)
+    return shuffled(
+        f, vectors, scalar, [divmod(k * factor + index, width) for k in range(width)]
+    )
+
+
+def interleaved(
+    f: Function, members: Sequence[str], scalar: str, width: int
+) -> list[str]:
+    """Emit groups as contiguous vectors, from the vector of each member."""
+    factor = len(members)
+    whole = [(k % factor, k // factor) for k in range(factor * width)]
+    return [
+        shuffled(f, members, scalar, whole[k : k + width])
+        for k in range(0, factor * width, width)
+    ]
+
+
+def shuffled(
+    f: Function, vectors: Sequence[str], scalar: str, sources: list[tuple[int, int]]
+) -> str:
+    """Emit a vector of as many lanes, each given as `(vector, lane)`."""
+    width = len(sources)
+    t = lanes(scalar, width)
+    found = vectors[0]
+    for j, vector in enumerate(vectors[1:], 1):
+        order = []
+        for k, (source, lane) in enumerate(sources):
+            if source == j:
+                order.append(f"i32 {width + lane}")
+            elif source < j:  # it is in its lane already, unless this is the first step
+                order.append(f"i32 {lane if j == 1 else k}")
+            else:
+                order.append("i32 poison")
+        found = f.emit(
+            f"shufflevector {t} {found}, {t} {vector}, "
+            f"<{width} x i32> <{', '.join(order)}>"
+        )
+    return found
+
+
+def part(f: Function, vector: str, scalar: str, width: int, at: int, of: int) -> str:
+    """Emit `of` of the `width` lanes of a vector, from lane `at` on."""
+    if of == width:
+        return vector
+    t, order = lanes(scalar, width), ", ".join(f"i32 {k}" for k in range(at, at + of))
+    if of == 1:
+        return f.emit(f"extractelement {t} {vector}, i64 {at}")
+    return f.emit(f"shufflevector {t} {vector}, {t} poison, <{of} x i32> <{order}>")
+
+
+def joined(f: Function, parts: list[str], scalar: str, width: int) -> str:
+    """Emit vectors of `width` lanes, a power of two of them, as one."""
+    while len(parts) > 1:
+        t, order = lanes(scalar, width), ", ".join(f"i32 {k}" for k in range(2 * width))
+        parts = [
+            f.emit(f"shufflevector {t} {x}, {t} {y}, <{2 * width} x i32> <{order}>")
+            for x, y in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        width *= 2
+    return parts[0]
