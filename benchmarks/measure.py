@@ -80,11 +80,7 @@ def measure(workload: Workload, repeat: int) -> Row:
     Raises:
         Disagreement: the results differ by more than the workload allows.
     """
-    pair: list[Side] = [Hopflow(workload), _Jax(workload)]
-    expected = pair[1].answer()
-    others = _others(workload, expected)
-    for side in (pair[0], *others.values()):
-        _compare(workload, side.answer(), expected)
+    pair, others = compared_sides(workload)
     with no_collection():
         firsts = _firsts(pair, repeat)
         gc.collect()
@@ -93,6 +89,21 @@ def measure(workload: Workload, repeat: int) -> Row:
     ours, theirs = (Times(*times) for times in zip(firsts, steps, strict=False))
     rest = zip(others, steps[2:], strict=True)
     return Row(workload.name, ours, theirs, **{name: Times([], t) for name, t in rest})
+
+
+def compared_sides(workload: Workload) -> tuple[list["Side"], dict[str, "Side"]]:
+    """Compare the results of all sides. Return hopflow and JAX, and then the sides of
+    which runs alone are timed, by their fields of `Row`.
+
+    Raises:
+        Disagreement: the results differ by more than the workload allows.
+    """
+    pair: list[Side] = [Hopflow(workload), _Jax(workload)]
+    expected = pair[1].answer()
+    others = _others(workload, expected)
+    for side in (pair[0], *others.values()):
+        _compare(workload, side.answer(), expected)
+    return pair, others
 
 
 def _others(workload: Workload, expected: list[Any]) -> dict[str, "Side"]:

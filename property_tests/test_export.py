@@ -1,6 +1,7 @@
 """Programs of a file are the same program, bit by bit; and no file does any harm.
 
-The ordinary suite draws a few. `make soak` draws 2,000 programs and 10,000 files.
+The ordinary suite draws a few. `make soak` draws 800 programs and 4,000 files, and with
+SOAK=10 it draws 2,000 and 10,000.
 """
 
 import io
@@ -15,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from property_tests.soak import SOAK
 
 import hopflow as hf
 from hopflow import pytree
@@ -86,8 +88,8 @@ def test_drawn_programs_are_the_same_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(40))
-def test_2000_drawn_programs_are_the_same_in_a_file(part: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(4 * SOAK))
+def test_many_drawn_programs_are_the_same_in_a_file(part: int, tmp_path: Path) -> None:
     @seed(part)
     @settings(QUICK, derandomize=False, max_examples=50)
     @given(DRAWN)
@@ -270,6 +272,6 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(10))
-def test_10000_mutated_files_are_read_or_refused(part: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(SOAK))
+def test_many_mutated_files_are_read_or_refused(part: int, tmp_path: Path) -> None:
     check_mutants(1_000, 1 + part, tmp_path)

@@ -1,7 +1,8 @@
 """Drawn programs give the same answers in the targets of exports.
 
-Sizes are fixed, and then symbols. The ordinary suite draws a few; `make soak` draws
-1,000 programs for each target, and 300 derivatives and batches of such.
+Sizes are fixed, and then symbols. The ordinary suite draws a few; `make soak` draws 400
+programs for each target, and 120 derivatives and batches of such. With SOAK=10 they are
+1,000 and 300.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from property_tests.soak import SOAK
 from property_tests.targets import jax, native, onnx, wasm
 from property_tests.targets.running import ERRORS, IsRight
 
@@ -134,7 +136,7 @@ def test_derivatives_and_batches_of_many_drawn_programs(
     target: Target, name: str
 ) -> None:
     @seed(1)
-    @settings(QUICK, derandomize=False, max_examples=100)
+    @settings(QUICK, derandomize=False, max_examples=10 * SOAK)
     @given(SMOOTH)
     def check(drawn: Program) -> None:
         compare(target, drawn, None, Transform(name))
@@ -144,7 +146,7 @@ def test_derivatives_and_batches_of_many_drawn_programs(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(SOAK))
 @of_targets
 def test_many_drawn_programs_give_equal_answers(
     target: Target, part: int, dynamic: bool | None

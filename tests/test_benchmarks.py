@@ -24,6 +24,7 @@ from benchmarks.measure import (  # noqa: E402
     Disagreement,
     Row,
     Times,
+    compared_sides,
     measure,
     measure_calls,
 )
@@ -56,7 +57,17 @@ def _one_round(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("workload", TINY, ids=lambda w: w.name)
-def test_a_row_gives_the_same_in_both_and_times_of_both(workload: Workload) -> None:
+def test_all_sides_of_a_row_give_the_same(workload: Workload) -> None:
+    pair, others = compared_sides(workload)
+    assert len(pair) == 2
+    assert ("symbolic" in others) == (workload.mode == "jit")
+
+
+OF_EACH_KIND = {(w.mode, w.lax_map is None, w.in_c is None): w for w in TINY}
+
+
+@pytest.mark.parametrize("workload", OF_EACH_KIND.values(), ids=lambda w: w.name)
+def test_a_row_has_times_of_all_sides(workload: Workload) -> None:
     row = measure(workload, repeat=1)
     assert row.name == workload.name
     for times in (row.hopflow, row.jax):

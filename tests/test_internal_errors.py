@@ -20,7 +20,6 @@ from hopflow.autograd import region_vjp
 from hopflow.batching import graphs
 from hopflow.compiler import pipeline
 from hopflow.errors import ArgumentTypeError, InternalError, ShapeError
-from hopflow.ops.opdef import OpDef
 from hopflow.tensor.eager import Eager
 from hopflow.trace.tracer import Tracer
 
@@ -159,7 +158,7 @@ def test_a_script_has_the_source_where_no_graph_repeats_the_error(
 
 
 def test_a_script_of_an_operation_is_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, KeyError, OpDef, "result_types")
+    plant(monkeypatch, KeyError, Eager, "_result_types")
     script = script_of(lambda: hf.matmul(hf.asarray(X[1:]), hf.asarray(X[1:])))
     assert "hf.matmul(hf.asarray(np.array([2.0, 3.0])" in script
     assert repeats(script)
