@@ -86,6 +86,52 @@ def _twice(p: Parts) -> tuple[Buffer, list[Stmt]]:
     return p.row, [over(p.i, [over(p.j, inner)])]
 
 
+def _stacked(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """Rows are values of their own, and a second store to one changes only that."""
+    i, j = p.at
+    inner = [Store(p.rows, (e.index(k), j), _times(p, k + 1)) for k in range(3)]
+    inner.append(Store(p.rows, (e.index(1), j), _row(p, 2)))
+    total = e.add(e.sub(_row(p, 0), _row(p, 1)), e.mul(_row(p, 2), _row(p, 2)))
+    inner.append(Store(p.out, (i, j), total))
+    return p.rows, [over(p.i, [over(p.j, [*inner])])]
+
+
+def _any_row(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """A store to a row that is not constant may change any other."""
+    i, j = p.at
+    inner: list[Stmt] = [
+        Store(p.rows, (e.index(0), j), _times(p, 1)),
+        Store(p.rows, (i, j), _times(p, 2)),
+        Store(p.out, (i, j), _row(p, 0)),
+    ]
+    first = over(p.k, [Store(p.rows, (e.index(0), e.read(p.k)), e.const(0.0, float64))])
+    return p.rows, [first, over(p.i, [over(p.j, inner)], independent=False)]
+
+
+def _row_of_a_step(p: Parts) -> tuple[Buffer, list[Stmt]]:
+    """Only one of two rows is written by each step."""
+    i, j = p.at
+    start: list[Stmt] = [
+        Store(p.rows, (e.index(k), e.read(p.k)), e.const(k + 0.5, float64))
+        for k in range(2)
+    ]
+    inner: list[Stmt] = [
+        Store(p.rows, (e.index(0), j), e.add(_row(p, 1), _times(p, 1))),
+        Store(p.out, (i, j), e.mul(_row(p, 0), _row(p, 1))),
+        Store(p.rows, (e.index(1), j), _row(p, 0)),
+    ]
+    steps = over(p.i, [over(p.j, inner)], independent=False)
+    return p.rows, [over(p.k, start), steps]
+
+
+def _times(p: Parts, factor: float) -> Expr:
+    return e.mul(e.load(p.x, p.at), e.const(factor, float64))
+
+
+def _row(p: Parts, k: int) -> Expr:
+    return e.load(p.rows, (e.index(k), e.read(p.j)))
+
+
 def _conditional(p: Parts) -> tuple[Buffer, list[Stmt]]:
     """A load under a condition that does not hold is 0."""
     i, j = p.at
@@ -203,6 +249,9 @@ def _read_first(p: Parts) -> tuple[Buffer, list[Stmt]]:
     [
         (_value, None),
         (_twice, None),
+        (_stacked, None),
+        (_any_row, (N, N)),
+        (_row_of_a_step, (N, N)),
         (_conditional, None),
         (_carried, (N,)),
         (_elsewhere, (N,)),

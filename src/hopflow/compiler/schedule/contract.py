@@ -6,8 +6,10 @@
         out0[i0] = b0[i0] + 1.0              out0[i0] = b0_0 + 1.0
 
 A buffer of the arena becomes variables if each of its loads comes after a store to the
-same index, in the list of statements of that store or deeper, with no other store to
-the buffer in between. Such pairs result from loops that `merge` has merged.
+same index, in the list of statements of that store or deeper, with no other store in
+between that may write the same element. Such pairs result from loops that `merge` has
+merged. Stores to different rows, as of the pieces of a `stack`, have variables of their
+own: after `b0[0, i] = ...; b0[1, i] = ...` both elements are known.
 
 A buffer that has a row for each iteration of a loop, and that is not used elsewhere, is
 reduced to one row if each iteration writes the row before it reads it.
@@ -21,7 +23,7 @@ reduced to one row if each iteration writes the row before it reads it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from hopflow.compiler.schedule.summary import Summaries
@@ -58,8 +60,49 @@ class _Value(NamedTuple):
     var: Var
 
 
-_Values: TypeAlias = Mapping[Buffer, _Value]
+_Rows: TypeAlias = tuple[int | None, ...]
+"""The constants in an index; None: another expression."""
 _Axes: TypeAlias = dict[Buffer, set[int]]
+
+
+class _Values:
+    """The stored values that are known at a statement, by buffer and row."""
+
+    def __init__(self, outer: "_Values | None" = None) -> None:
+        self._known: dict[Buffer, dict[_Rows, _Value]] = {}
+        if outer is not None:
+            self._known = {b: dict(rows) for b, rows in outer._known.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def at(self, buffer: Buffer, index: Index) -> _Value | None:
+        """Return the value of an element; None: it is not known."""
+        rows = self._known.get(buffer)
+        value = rows and rows.get(_rows(index))
+        return value if value and same_shape(value.at, index) else None
+
+    def put(self, buffer: Buffer, value: _Value) -> None:
+        """Replace the values of all elements that may be that of `value`: those of
+        other rows are not, if the same axes have constants."""
+        row = _rows(value.at)
+        rows = self._known.setdefault(buffer, {})
+        if rows and _axes_of(next(iter(rows))) != _axes_of(row):
+            rows.clear()
+        rows[row] = value
+
+    def drop(self, buffer: Buffer) -> None:
+        """Forget the values of a buffer."""
+        self._known.pop(buffer, None)
+
+
+def _rows(index: Index) -> _Rows:
+    return tuple([i.attr if i.is_const else None for i in index])
+
+
+def _axes_of(row: _Rows) -> tuple[bool, ...]:
+    """Return which axes have a constant."""
+    return tuple([i is not None for i in row])
 
 
 def contract(program: Program, target: Target) -> None:
@@ -70,10 +113,10 @@ def contract(program: Program, target: Target) -> None:
         return
     finder = _Finder(program.body, set(homes))
     wanted = {s for stmts in homes.values() for s in stmts}
-    finder.list([s for s in program.body if s in wanted], {})
+    finder.list([s for s in program.body if s in wanted], _Values())
     contracted = finder.candidates.intersection(finder.buffers)
     if contracted:
-        _rewrite(program.body, {}, finder, target)
+        _rewrite(program.body, _Values(), finder, target)
         program.arena = [b for b in program.arena if b not in contracted]
         summaries = Summaries()
     loops: dict[For, set[Buffer]] = {}
@@ -133,7 +176,7 @@ class _Finder:
 
     def list(self, body: list[Stmt], outer: _Values) -> None:
         """Visit a list of statements; `outer` are the values known before it."""
-        values = dict(outer)
+        values = _Values(outer)
         for s in body:
             if isinstance(s, While):
                 self._loop(s, values)
@@ -148,7 +191,7 @@ class _Finder:
                     self.list(inner, values)
                 self._forget(s, values)
 
-    def _loop(self, s: For | While, values: dict[Buffer, _Value]) -> None:
+    def _loop(self, s: For | While, values: _Values) -> None:
         """Visit a loop. A step may read values that an earlier step has stored."""
         self._forget(s, values)
         if isinstance(s, While):
@@ -156,20 +199,19 @@ class _Finder:
         for inner in bodies(s):
             self.list(inner, values)
 
-    def _forget(self, s: Stmt, values: dict[Buffer, _Value]) -> None:
+    def _forget(self, s: Stmt, values: _Values) -> None:
         """Drop the values that a statement with bodies may change."""
         for inner in bodies(s) if values else ():
             for t in statements(inner):
                 if isinstance(t, Store):
-                    values.pop(t.buffer, None)
+                    values.drop(t.buffer)
 
     def _read(self, s: Stmt, values: _Values) -> None:
         for buffer, at in _loads(s):
-            value = values.get(buffer)
-            if value is None or not same_shape(value.at, at):
+            if values.at(buffer, at) is None:
                 self.candidates.discard(buffer)
 
-    def _store(self, s: Store, values: dict[Buffer, _Value]) -> None:
+    def _store(self, s: Store, values: _Values) -> None:
         buffer = s.buffer
         if buffer not in self.candidates:
             return
@@ -178,7 +220,8 @@ class _Finder:
             return
         number = self.buffers[buffer] = self.buffers.get(buffer, -1) + 1
         value = _Value(s.indices, Var(f"{buffer.name}_{number}", buffer.dtype))
-        values[buffer] = self.values[s] = value
+        self.values[s] = value
+        values.put(buffer, value)
 
 
 def _loads(s: Stmt) -> Iterator[tuple[Buffer, Index]]:
@@ -194,12 +237,13 @@ def _leaves(index: Index) -> Iterator[Expr]:
 
 def _rewrite(body: list[Stmt], outer: _Values, finder: _Finder, target: Target) -> None:
     """Replace stores to contracted buffers, and loads from them, in place."""
-    values = dict(outer)
+    values = _Values(outer)
 
     def value(node: Expr) -> Expr | None:
-        if node.op != "load" or node.attr not in values:
+        found = values.at(node.attr, e.index_of(node)) if node.op == "load" else None
+        if found is None:
             return None
-        known, condition = e.read(values[node.attr].var), e.condition_of(node)
+        known, condition = e.read(found.var), e.condition_of(node)
         if condition is None:
             return known
         return e.select(rewrite(condition, value), known, e.const(0, known.dtype))
@@ -208,8 +252,9 @@ def _rewrite(body: list[Stmt], outer: _Values, finder: _Finder, target: Target) 
         if values:
             replace(s, value)
         if isinstance(s, Store) and s.buffer in finder.candidates:
-            values[s.buffer] = finder.values[s]
-            body[k] = Let(values[s.buffer].var, s.value)
+            value_of_store = finder.values[s]
+            values.put(s.buffer, value_of_store)
+            body[k] = Let(value_of_store.var, s.value)
         for inner in bodies(s):
             stores = any(
                 isinstance(x, Store) and x.buffer in finder.candidates for x in inner
