@@ -292,6 +292,24 @@ def test_integers_are_divided_exactly_in_vectors(dtype: str, by: int | None) -> 
         assert np.asarray(found).dtype == dtype
 
 
+WIDE_DIVISORS: Final = (5, 6, 7, 9, 641, 10**6 + 3, 2**31 - 1, 2**32 + 1, 2**62 + 1)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_wide_integers_are_divided_by_any_constant(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    divisors = [*WIDE_DIVISORS, limits.max, limits.max - 1]
+    divisors += [-d for d in divisors if limits.min < 0] + [limits.min, 2**63 + 1, -2]
+    for by in (d for d in divisors if d and limits.min <= d <= limits.max):
+        multiples = [by * k + d for k in (1, 2, 3, 10**6) for d in (-1, 0, 1)]
+        kept = [n for n in multiples if limits.min <= n <= limits.max]
+        x = np.concatenate([edges(dtype), np.asarray(kept, dtype)])
+        found = hf.jit(lambda x, by=by: (x // by, x % by))(x)
+        divisor = np.asarray(by, dtype)
+        for y, want in zip(found, (x // divisor, x % divisor), strict=True):
+            np.testing.assert_array_equal(np.asarray(y), want)
+
+
 @pytest.mark.parametrize("n", [5, 64, 1000])
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64"])
 def test_division_by_zero_stops_wherever_it_is(dtype: str, n: int) -> None:

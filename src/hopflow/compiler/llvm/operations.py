@@ -55,14 +55,24 @@ _FLOAT_TEST: Final = {
 }
 _LITERAL: Final = re.compile(r"\b0x([0-9a-f]{16})\b")
 _OVERFLOWS: Final = {"add_overflows": "sadd", "mul_overflows": "smul"}
+_ALL: Final = (1 << 64) - 1
+_HALF: Final = (1 << 32) - 1
 _ROUNDING: Final = frozenset("add sub mul div rem sqrt fma".split())
 """Operations whose exact result a narrow float may be unable to represent."""
 
 
 def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
     """Emit `op` on operands of `dtype`, for "select" that of its two values."""
-    if width > 1 and op in _SIGNED and _is_short(dtype) and args[1].startswith("%"):
-        return _divided(f, op, dtype, width, args)
+    if width > 1 and op in _SIGNED and dtype.kind in "iu":
+        is_constant = not args[1].startswith("%")
+        if dtype.bits <= 32 and not is_constant:
+            return _divided(f, op, dtype, width, args)
+        if dtype.bits == 64 and is_constant:
+            divisor = _integer(args[1])
+            if dtype.kind == "i":
+                divisor = _signed(divisor)
+            if abs(divisor) & (abs(divisor) - 1):  # else LLVM shifts
+                return _divided_by_constant(f, op, dtype, width, args[0], divisor)
     simple = _instruction(op, dtype, width)
     if simple is not None:
         template, declaration = simple
@@ -204,11 +214,6 @@ def _call(
 # --- operations of several instructions -----------------------------------------------
 
 
-def _is_short(dtype: DType) -> bool:
-    """Return whether division by floats is exact for the integers of a dtype."""
-    return dtype.kind in "iu" and dtype.bits <= 32
-
-
 def _divided(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> str:
     """Emit the quotient or the remainder of integers, which no vector unit divides.
 
@@ -225,6 +230,82 @@ def _divided(f: Function, op: str, dtype: DType, width: int, args: list[str]) ->
         return quotient
     product = f.emit(f"mul {t} {quotient}, {args[1]}")
     return f.emit(f"sub {t} {args[0]}, {product}")
+
+
+def _divided_by_constant(
+    f: Function, op: str, dtype: DType, width: int, x: str, divisor: int
+) -> str:
+    """Emit the quotient or the remainder of 64-bit integers by a constant, which LLVM
+    would compute lane by lane: vector units have no high half of a 64-bit product.
+
+    The quotient is the high half of a product with the reciprocal, shifted (Granlund
+    and Montgomery, Division by Invariant Integers using Multiplication, 1994, figures
+    4.2 and 5.2).
+    """
+    size, t = abs(divisor), lanes("i64", width)
+    bits = size.bit_length()
+
+    def emit(name: str, left: str, right: str | int) -> str:
+        if isinstance(right, int):
+            right = constant(_signed(right), dtypes.int64, width)
+        return f.emit(f"{name} {t} {left}, {right}")
+
+    if dtype.kind == "i":
+        reciprocal = (1 << (63 + bits)) // size + 1
+        sign = emit("ashr", x, 63)
+        high = _high_product(f, x, reciprocal, width)
+        high = emit("sub", high, emit("and", sign, reciprocal - _ALL - 1))
+        quotient = emit("sub", emit("ashr", high, bits - 1), sign)
+        if divisor < 0:
+            quotient = emit("mul", quotient, -1)
+    else:
+        reciprocal = (1 << (63 + bits)) // size + 1
+        if reciprocal * size - (1 << (63 + bits)) <= 1 << (bits - 1):
+            quotient = emit("lshr", _high_product(f, x, reciprocal, width), bits - 1)
+        else:  # one more bit is needed
+            reciprocal = (1 << (64 + bits)) // size + 1 - (_ALL + 1)
+            high = _high_product(f, x, reciprocal, width)
+            half = emit("lshr", emit("sub", x, high), 1)
+            quotient = emit("lshr", emit("add", half, high), bits - 1)
+    if op == "div":
+        return quotient
+    return emit("sub", x, emit("mul", quotient, divisor))
+
+
+def _high_product(f: Function, x: str, factor: int, width: int) -> str:
+    """Emit the upper 64 bits of unsigned products with a constant, from those of halves
+    of 32 bits, which vector units have."""
+    t = lanes("i64", width)
+
+    def number(value: int) -> str:
+        return constant(value, dtypes.int64, width)
+
+    def product(half: str, factor: int) -> str:
+        return f.emit(f"mul {t} {half}, {number(factor)}")
+
+    def upper(value: str) -> str:
+        return f.emit(f"lshr {t} {value}, {number(32)}")
+
+    def lower(value: str) -> str:
+        return f.emit(f"and {t} {value}, {number(_HALF)}")
+
+    def total(left: str, right: str) -> str:
+        return f.emit(f"add {t} {left}, {right}")
+
+    low, high = lower(x), upper(x)
+    first = total(product(high, factor & _HALF), upper(product(low, factor & _HALF)))
+    second = total(product(low, factor >> 32), lower(first))
+    return total(total(product(high, factor >> 32), upper(first)), upper(second))
+
+
+def _integer(text: str) -> int:
+    """Return the bits of an integer constant, as a number that is not negative."""
+    return int(text.strip(")").split()[-1]) & _ALL
+
+
+def _signed(bits: int) -> int:
+    """Return the signed integer of 64 bits."""
+    return bits - _ALL - 1 if bits > _ALL >> 1 else bits
 
 
 def _overflows(f: Function, op: str, scalar: str, width: int, args: list[str]) -> str:
@@ -248,7 +329,7 @@ def _shift(f: Function, op: str, dtype: DType, width: int, args: list[str]) -> s
     last = splat(scalar, str(dtype.bits - 1), width)
     if op == "ashr" and dtype.kind == "u":
         op = "lshr"
-    if not amount.startswith("%") and int(amount.strip(")").split()[-1]) < dtype.bits:
+    if not amount.startswith("%") and _integer(amount) < dtype.bits:
         return f.emit(f"{op} {t} {x}, {amount}")
     template, declaration = _call("llvm.umin", scalar, width, 2)
     f.module.declare(declaration)
