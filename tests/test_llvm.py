@@ -512,6 +512,61 @@ def test_elements_of_rows_agree_for_every_remainder(
         compare(fixed, [n, x[0].size], inputs, serial)
 
 
+def columns(dtype: DType, count: int, width: int, extent: Expr) -> Program:
+    """A loop whose iterations read rows, and write columns: next to each other, with a
+    gap, and of an array that it changes."""
+    whole = (extent, e.index(2 * count + 1))
+    a = Buffer("a", dtype, whole, "input")
+    turned = (e.index(count), extent)
+    out, changed, some = (
+        Buffer(name, dtype, shape, "output")
+        for name, shape in (("out", turned), ("changed", whole), ("some", turned))
+    )
+    body: list[Stmt] = []
+    for k in range(count):
+        at = (e.index(k), AT)
+        body += [
+            Store(out, at, e.load(a, (AT, e.index(k + 1)))),
+            Store(changed, (AT, e.index(k)), e.load(a, (AT, e.index(k)))),
+            Store(some, at, e.load(changed, (AT, e.index(k // 2)))),
+        ]
+    others = Var("i", int64)
+    rest = [
+        Store(changed, (e.read(others), e.index(k)), e.const(0, dtype))
+        for k in range(count, 2 * count + 1)
+    ]
+    loops: list[Stmt] = [
+        For(others, extent, [*rest], True),
+        For(J, extent, body, True, vector(width)),
+    ]
+    return program(loops, sizes=[N], inputs=[a], outputs=[out, changed, some])
+
+
+@pytest.mark.parametrize("target", ["host", "avx2"])
+@pytest.mark.parametrize("count", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize(
+    "dtype",
+    [float64, float32, dtypes.float16, dtypes.bfloat16, dtypes.int8, bool_],
+    ids=str,
+)
+def test_columns_agree_for_every_remainder(
+    dtype: DType, count: int, target: str
+) -> None:
+    if target == "avx2" and not host().has("avx2"):
+        pytest.skip("not an x86 CPU")
+    cpu = host() if target == "host" else avx2()
+    random = np.random.default_rng(0)
+    symbolic = [compile_program(columns(dtype, count, w, SIZE), cpu) for w in (4, 16)]
+    for n in (1, 4, 7, 16, 35):
+        x = random.integers(-100, 100, (n, 2 * count + 1)).astype(dtype.dtype)
+        inputs = [guarded.copied(x, host())]
+        serial = columns(dtype, count, 1, SIZE)
+        for kernel in symbolic:
+            compare(kernel, [n], inputs, serial)
+        fixed = compile_program(columns(dtype, count, 8, e.index(n)), cpu)
+        compare(fixed, [n], inputs, serial)
+
+
 def test_a_vector_loop_of_no_iterations_reads_and_writes_nothing() -> None:
     x = Buffer("x", float64, (SIZE,), "input")
     out, total = (

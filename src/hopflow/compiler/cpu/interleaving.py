@@ -7,6 +7,14 @@
 A gather of 16 elements takes as long as some 30 shuffles, and CPUs without gathers load
 each lane alone. The members of a group that a body stores one after the other are
 interleaved in the same way, and stored as contiguous vectors.
+
+The groups of the iterations may also lie in rows of memory that are far apart, as those
+of a body that computes several rows of a transposed array:
+
+    for i in 0..n vector 4:                  r0, r1, r2, r3 = x[i, k..k+3], ...
+        out[k, i] = x[i, k]            ->    c0, c1, c2, c3 = their columns
+        ...
+        out[k + 3, i] = x[i, k + 3]
 """
 
 from collections.abc import Sequence
@@ -37,9 +45,11 @@ class Member(NamedTuple):
 @dataclass(eq=False)
 class Group:
     """An interleave group: the `factor` adjacent elements of each iteration, as those
-    of a row of `x[n, 3]`, which lie one iteration after the other.
+    of a row of `x[n, 3]`.
 
     first   the distance of the first iteration's elements from the start of the buffer
+    stride  the distance from one iteration's elements to those of the next; None: they
+            lie one iteration after the other
     loaded  the members that the body reads
     stores  by member, the statement that writes it; None: not as vectors
     """
@@ -47,6 +57,7 @@ class Group:
     buffer: Buffer
     factor: int
     first: Expr
+    stride: Expr | None = None
     loaded: set[int] = field(default_factory=set)
     stores: dict[int, Store] | None = field(default_factory=dict)
 
@@ -117,8 +128,10 @@ class Groups:
 
     def _find(self, buffer: Buffer, at: Index) -> Member | None:
         """Return the member of a group that an iteration accesses."""
-        if buffer.strides is not None or not at or not at[-1].is_const:
+        if buffer.strides is not None or not at:
             return None
+        if not at[-1].is_const:
+            return self._find_in_rows(buffer, at)
         form = self._affine.of(self._memory.linear(buffer, at))
         if form is None or not form[0].is_const or not 2 <= form[0].attr <= MOST:
             return None
@@ -136,18 +149,48 @@ class Groups:
         zeros = [e.index(0)] * (len(at) - axis)
         start = self._affine.of(self._memory.linear(buffer, (*at[:axis], *zeros)))
         assert start is not None
-        first = start[1]
+        return Member(self._group(buffer, factor, start[1]), index)
+
+    def _find_in_rows(self, buffer: Buffer, at: Index) -> Member | None:
+        """Return the member of a group in a row of its own that an iteration accesses.
+        A group has as many elements as a register has lanes, or fewer."""
+        *axes, last = at
+        if not axes or not self._affine.is_uniform(last):
+            return None
+        is_sum = last.op == "add" and last.args[1].is_const
+        base, k = (last.args[0], last.args[1].attr) if is_sum else (last, 0)
+        factor = min(self._width, self._target.lanes(buffer.dtype))
+        start = e.add(base, e.index(k // factor * factor))
+        form = self._affine.of(self._memory.linear(buffer, (*axes, start)))
+        if form is None or (form[0].is_const and abs(form[0].attr) < 2):
+            return None
+        stride, first = form
+        return Member(self._group(buffer, factor, first, stride), k % factor)
+
+    def _group(
+        self, buffer: Buffer, factor: int, first: Expr, stride: Expr | None = None
+    ) -> Group:
+        """Return a group, which is made if it is new."""
         groups = self._groups.setdefault(buffer, [])
         for group in groups:
             if group.factor == factor and same(group.first, first):
-                return Member(group, index)
-        groups.append(Group(buffer, factor, first))
-        return Member(groups[-1], index)
+                if stride is None or group.stride is None:
+                    is_same = stride is group.stride
+                else:
+                    is_same = same(stride, group.stride)
+                if is_same:
+                    return group
+        stores: dict[int, Store] | None = {} if stride is None else None
+        groups.append(Group(buffer, factor, first, stride, stores=stores))
+        return groups[-1]
 
     def _pays(self, group: Group, used: int) -> bool:
         """Return whether shuffles take less time than gathers."""
         if not used or self._target.lanes(group.buffer.dtype) < 2:
             return False
+        if group.stride is not None:  # no element is loaded that the body does not read
+            is_whole = max(group.loaded) - min(group.loaded) == used - 1
+            return is_whole and used > 1 and used & (used - 1) == 0
         shuffle = 1 if self._target.has_masks else 3
         return (
             group.factor + shuffle * used * (group.factor - 1) <= 2 * used * self._width
@@ -174,6 +217,30 @@ def interleaved(
         shuffled(f, members, scalar, whole[k : k + width])
         for k in range(0, factor * width, width)
     ]
+
+
+def transposed(
+    f: Function, rows: Sequence[str], scalar: str, columns: int
+) -> list[str]:
+    """Emit the columns of rows, each of which is a vector; there is a multiple of
+    `columns` of them. Square blocks are transposed by exchanges between two vectors:
+    first of halves, then of quarters, down to single lanes."""
+    width = len(rows)
+    t = lanes(scalar, width)
+    vectors = [joined(f, [*rows[k::columns]], scalar, columns) for k in range(columns)]
+    half = columns // 2
+    while half:
+        # Lanes of the first vector, or of the second one's other half.
+        order = [width + k - half if k & half else k for k in range(width)]
+        for k in (k for k in range(columns) if not k & half):
+            pair = f"{t} {vectors[k]}, {t} {vectors[k + half]}"
+            for at, moved in ((k, 0), (k + half, half)):
+                lanes_ = ", ".join(f"i32 {lane + moved}" for lane in order)
+                vectors[at] = f.emit(
+                    f"shufflevector {pair}, <{width} x i32> <{lanes_}>"
+                )
+        half //= 2
+    return vectors
 
 
 def shuffled(

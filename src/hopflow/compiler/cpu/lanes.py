@@ -15,6 +15,7 @@ from hopflow.compiler.cpu.interleaving import (
     interleaved,
     joined,
     part,
+    transposed,
 )
 from hopflow.compiler.llvm.expressions import MOST_TRIPS, Evaluator, apply
 from hopflow.compiler.llvm.operations import broadcast, from_memory, to_memory
@@ -319,28 +320,40 @@ class Lanes(Evaluator):
         group, f = member.group, self.f
         dtype, width = group.buffer.dtype, self.register_lanes(group.buffer)
         scalar = memory_type(dtype)
-        parts = [
-            deinterleaved(
-                f, self._group_vectors(group, k, width), scalar, width, member.number
-            )
-            for k in range(0, self.width, width)
-        ]
+        parts: list[str] = []
+        for k in range(0, self.width, width):
+            vectors = self._group_vectors(group, k, width)
+            if group.stride is None:
+                number = member.number
+                parts.append(deinterleaved(f, vectors, scalar, width, number))
+            else:
+                parts.append(vectors[member.number - min(group.loaded)])
         whole = joined(f, parts, scalar, width)
         return from_memory(f, whole, dtype, self.width)
 
     def _group_vectors(self, group: Group, first: int, width: int) -> list[str]:
-        """Load the groups of `width` iterations from `first` on, as vectors."""
+        """Load the groups of `width` iterations from `first` on: as they lie in memory,
+        or, from rows that are far apart, as a vector of each member."""
         vectors = self._vectors.get((group, first))
-        if vectors is None:
-            stored, align = (
-                memory_type(group.buffer.dtype, width),
-                group.buffer.dtype.itemsize,
-            )
-            note, _ = self.memory.notes(group.buffer)
-            vectors = self._vectors[group, first] = [
-                self.f.emit(f"load {stored}, ptr {address}, align {align}{note}")
-                for address in self._group_addresses(group, first, width)
-            ]
+        if vectors is not None:
+            return vectors
+        dtype, stride = group.buffer.dtype, group.stride
+        length = width if stride is None else len(group.loaded)
+        note, _ = self.memory.notes(group.buffer)
+        if stride is None:
+            addresses = self._group_addresses(group, first, width)
+        else:
+            offset = e.add(group.first, e.index(min(group.loaded)))
+            every = self._each_strided(group.buffer, stride, offset)
+            addresses = every[first : first + width]
+        stored = f"{memory_type(dtype, length)}, ptr"
+        vectors = [
+            self.f.emit(f"load {stored} {address}, align {dtype.itemsize}{note}")
+            for address in addresses
+        ]
+        if stride is not None:
+            vectors = transposed(self.f, vectors, memory_type(dtype), length)
+        self._vectors[group, first] = vectors
         return vectors
 
     def store_group(self, group: Group, members: Sequence[str]) -> None:

@@ -40,6 +40,7 @@ from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.loops import loops
 from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.threads import bind_threads
+from hopflow.compiler.schedule.unroll_and_jam import unroll_and_jam
 from hopflow.compiler.target import Target
 from hopflow.config import config
 from hopflow.graph.types import same_type
@@ -70,6 +71,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     move_steps_inside,
     bind_threads,
     contract,
+    unroll_and_jam,
     gangs,
 )
 

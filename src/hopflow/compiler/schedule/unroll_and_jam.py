@@ -1,0 +1,179 @@
+"""Unroll and jam: several rows at once, where the lanes of a vector are a column.
+
+    for i0 in 0..8 independent:                 for i0_rows in 0..2 independent:
+        for i1 in 0..9 vector 4 independent:        for i1 in 0..9 vector 4 independent:
+            out0[i0, i1] = x[i1, i0]      ->            out0[i0_rows * 4, i1] =
+                                                            x[i1, i0_rows * 4]
+                                                        out0[i0_rows * 4 + 1, i1] =
+                                                            x[i1, i0_rows * 4 + 1]
+                                                        ...
+
+The elements that one vector reads lie in as many rows of memory, and would be gathered.
+Those that several iterations of the outer loop read are adjacent: the code generator
+loads them as vectors, and transposes these in registers. Rows that remain have a loop
+like the one before.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from hopflow import dtypes
+from hopflow.compiler.kernel_passes.reads import weight
+from hopflow.compiler.target import Target
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Expr, Var, rewrite
+from hopflow.loop_ir.program import For, Let, Program, Stmt, Store
+from hopflow.loop_ir.walk import bodies, expressions, loaded, nodes
+
+MOST: Final = 16
+"""Rows at once, at most: vectors that stay in the registers."""
+FEWEST: Final = 4
+"""Rows at once, at least: fewer are gathered in as little time."""
+LARGEST: Final = 192
+"""Instructions of all rows, at most: LLVM's time grows faster than the body."""
+
+
+def unroll_and_jam(program: Program, _target: Target) -> None:
+    """Edit a program in place, without the functions that it calls."""
+    _edit(program.body)
+
+
+def _edit(body: list[Stmt]) -> None:
+    edited: list[Stmt] = []
+    for statement in body:
+        loops = _jammed(statement) if isinstance(statement, For) else None
+        if loops is None:
+            for inner in bodies(statement):
+                _edit(inner)
+        edited += loops or [statement]
+    body[:] = edited
+
+
+def _jammed(outermost: For) -> list[For] | None:
+    """Return the loops in place of a nest; None: there is nothing to gain."""
+    nest = _perfect_nest(outermost)
+    if nest is None:
+        return None
+    depth = _rows(nest)
+    if depth is None or any(_depends(s.extent, nest[depth].var) for s in nest):
+        return None
+    extent, name = nest[depth].extent, nest[depth].var.name
+    start, left, loops = e.index(0), extent, list[For]()
+    while (count := _count(nest, left)) >= FEWEST:
+        suffix = f"_{len(loops)}" if loops else ""
+        rows = Var(f"{name}_rows{suffix}", dtypes.int64)
+        first = e.mul(e.read(rows), e.index(count))
+        places = [e.add(first, e.add(start, e.index(k))) for k in range(count)]
+        whole = e.div(left, e.index(count))
+        loops.append(_nest_of(nest, depth, rows, whole, places, suffix))
+        start = e.add(start, e.mul(whole, e.index(count)))
+        left = e.sub(extent, start)
+        if not left.is_const:
+            break
+    if not loops:
+        return None
+    if not left.is_const or left.attr:
+        rest = Var(f"{name}_rest", dtypes.int64)
+        place = e.add(start, e.read(rest))
+        loops.append(_nest_of(nest, depth, rest, left, [place], "_rest"))
+    return loops
+
+
+def _perfect_nest(loop: For) -> list[For] | None:
+    """Return a nest of independent loops, each of which is all of the enclosing one's
+    body, down to straight-line code of vectors."""
+    nest = [loop]
+    while nest[-1].binding.kind != "vector":
+        inner = nest[-1].body[0] if len(nest[-1].body) == 1 else None
+        if not isinstance(inner, For):
+            return None
+        nest.append(inner)
+    is_straight = all(isinstance(s, Let | Store) for s in nest[-1].body)
+    is_independent = all(s.independent for s in nest)
+    return nest if is_straight and is_independent and len(nest) > 1 else None
+
+
+def _rows(nest: Sequence[For]) -> int | None:
+    """Return which loop has the most reads whose last index counts its iterations, and
+    whose other indices vary by lane."""
+    *outer, vectors = nest
+    depths = {loop.var: depth for depth, loop in enumerate(outer)}
+    found: Counter[int] = Counter()
+    for statement in vectors.body:
+        for node in loaded(statement):
+            *axes, last = e.index_of(node) or [e.index(0)]
+            if e.condition_of(node) is not None or node.attr.strides is not None:
+                continue
+            base = last.args[0] if last.op == "add" and last.args[1].is_const else last
+            is_column = any(_depends(axis, vectors.var) for axis in axes)
+            if base.op == "var" and base.attr in depths and is_column:
+                found[depths[base.attr]] += 1
+    return found.most_common(1)[0][0] if found else None
+
+
+def _depends(value: Expr, var: Var) -> bool:
+    return any(n.op == "var" and n.attr is var for n in nodes(value))
+
+
+def _count(nest: Sequence[For], extent: Expr) -> int:
+    """Return how many rows are computed at once: half as many where none remain."""
+    vectors = nest[-1]
+    size = sum(
+        1 + sum(map(weight, nodes(*expressions(statement))))
+        for statement in vectors.body
+    )
+    count = min(MOST, vectors.binding.width)
+    while count >= FEWEST and (
+        size * count > LARGEST or (extent.is_const and extent.attr < count)
+    ):
+        count //= 2
+    is_even = extent.is_const and extent.attr % (count // 2 or 1) == 0
+    return count // 2 if count == MOST and is_even and extent.attr % count else count
+
+
+def _nest_of(
+    nest: Sequence[For],
+    depth: int,
+    var: Var,
+    extent: Expr,
+    places: Sequence[Expr],
+    suffix: str,
+) -> For:
+    """Return a copy of a nest with another loop at a depth, whose iterations are those
+    of the old one at `places`.
+
+    Args:
+        suffix: For the names of the other variables; if it is empty, they are the same.
+    """
+    heads = {s: s.var for s in nest}
+    if suffix:
+        heads = {s: Var(f"{s.var.name}{suffix}", dtypes.int64) for s in nest}
+    values = {loop.var: e.read(head) for loop, head in heads.items()}
+    body: list[Stmt] = []
+    for k, place in enumerate(places):
+        row = values | {nest[depth].var: place}
+        body += [_copied(s, row, f"{suffix}_{k}") for s in nest[-1].body]
+    for at, loop in reversed([*enumerate(nest)]):
+        head, size = (var, extent) if at == depth else (heads[loop], loop.extent)
+        body = [For(head, _with(size, values), body, True, loop.binding, loop.nodes)]
+    [copy] = body
+    assert isinstance(copy, For)
+    return copy
+
+
+def _with(value: Expr, values: Mapping[Var, Expr]) -> Expr:
+    """Return an expression with the values of variables."""
+    return rewrite(value, lambda n: values.get(n.attr) if n.op == "var" else None)
+
+
+def _copied(statement: Stmt, values: dict[Var, Expr], suffix: str) -> Stmt:
+    """Return a copy of a statement with other variables, those that it defines too."""
+    if isinstance(statement, Let):
+        value = _with(statement.value, values)
+        copy = Var(f"{statement.var.name}{suffix}", statement.var.dtype)
+        values[statement.var] = e.read(copy)
+        return Let(copy, value)
+    assert isinstance(statement, Store)
+    indices = tuple([_with(i, values) for i in statement.indices])
+    return Store(statement.buffer, indices, _with(statement.value, values))
