@@ -14,7 +14,6 @@ from hopflow.bind import Operand, Value, bind, using
 from hopflow.errors import DerivativeError
 from hopflow.graph.core import Graph, Node, Var, map_graphs
 from hopflow.graph.regions import Region, Role, Signature, carries
-from hopflow.trace.functional import TracedTensor
 from hopflow.trace.sharing import of_call
 from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
@@ -193,7 +192,8 @@ def _jvp_region(region: Region, masks: Masks) -> Graph:
     tangents: dict[int, Value] = {}
     for slot in _with_tangents(keys, has_tangent):
         var = graph.inputs[slot.at]
-        value = input_like(tracer, var, twin=slot.is_tangent)
+        name = f"{var.node.name}_dot" if slot.is_tangent else ""
+        value = tracer.input_like(var, var.type.strong(), name)
         (tangents if slot.is_tangent else values)[slot.at] = value
     with using(tracer):
         symbols, inputs = duals(graph, values, tangents)
@@ -222,18 +222,6 @@ def refuse_captures(tracer: Tracer) -> None:
             f"{capture.tensor.type}, which it cannot in a function that an operator or "
             "`hf.jit` runs. Make it an argument of the function with the rule."
         )
-
-
-def input_like(tracer: Tracer, var: Var, *, twin: bool = False) -> TracedTensor:
-    """Add an input to a new graph like `var` of an old graph, or like its tangent."""
-    node = var.node
-    if node.symbol is not None:
-        return TracedTensor(tracer, tracer.define(node.symbol))
-    name = f"{node.name}_dot" if twin else node.name
-    section = node.section or "operand"
-    return TracedTensor(
-        tracer, tracer.graph.add_input(var.type.strong(), name, section)
-    )
 
 
 def duals(

@@ -16,7 +16,6 @@ from hopflow.autograd.partition import Keep, choose_residuals, costly_invariants
 from hopflow.autograd.region_jvp import (
     Masks,
     duals,
-    input_like,
     masks_of,
     node_and_signature,
     refuse_captures,
@@ -90,7 +89,7 @@ def _split(region: Region, masks: Masks, policy: Keep, *, pushed: bool) -> _Spli
         if p.at is not None and masks.results[p.at]
     ]
     for i, (var, port) in enumerate(zip(graph.inputs, region.inputs, strict=True)):
-        values[i] = input_like(forward, var)
+        values[i] = forward.input_like(var, var.type.strong())
         if nonzero and port.at is not None and masks.args[port.at]:
             tangents[i] = linear.operand(var.type.strong(), f"{var.node.name}_dot")
     with using(forward):
@@ -419,7 +418,7 @@ def _linear_region(
     values: dict[Var, Operand] = {}
     pairs = zip(region.graph.symbols, split.forward.graph.symbols, strict=True)
     for old_symbol, symbol in pairs:
-        values[symbol] = input_like(tracer, old_symbol)
+        values[symbol] = tracer.input_like(old_symbol)
     for input_ in inputs:
         section: Section = "capture" if input_.role == "invariant" else "operand"
         if input_.tangent is not None:
@@ -480,7 +479,7 @@ def pull(
     name = f"{graph.name}_transpose"
     tracer = Tracer(None, name, path=_path(graph), env=user_env())
     symbols = {
-        i: input_like(tracer, v) for i, v in enumerate(graph.inputs) if v.node.symbol
+        i: tracer.input_like(v) for i, v in enumerate(graph.inputs) if v.node.symbol
     }
     values, cotangents = inputs(tracer)
     recompute = Recomputation(

@@ -256,7 +256,7 @@ def sequential(
         length = symbol("n")
         tracer.bind_symbols((length,))
     body_symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
-    symbols = [TracedTensor(tracer, tracer.define(s)) for s in body_symbols]
+    symbols = list(map(tracer.input_like, body.symbols))
     sizes = {s: SymInt((((s,), 1),)) for s in body_symbols}
     count = len(body.outputs)
     elements = [v.type for v in body.operands[:count]]

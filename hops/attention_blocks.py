@@ -346,8 +346,7 @@ def as_graph(
         shape = [substitute(n, sizes) for n in type_.shape]
         return tracer.operand(type_.with_shape(shape), "x")
 
-    score_symbols = [v.node.symbol for v in score.symbols if v.node.symbol is not None]
-    symbols = [TracedTensor(tracer, tracer.define(s)) for s in score_symbols]
+    symbols = list(map(tracer.input_like, score.symbols))
     q, k, v, scale, *kinds = map(operand, types[: last - first])
     captures = [tracer.operand(v.type.strong(), v.node.name) for v in score.captures]
     extra = list(map(operand, types[last - first :]))

@@ -68,10 +68,10 @@ def padded(op: RegionOperator, params: Mapping[str, Any]) -> Graph:
     body, count = params["body"], params["num_carry"]
     places = list(changing_sizes(params).values())
     tracer = Tracer(None, op.name, env=user_env())
-    symbols = _symbols(tracer, body)
+    symbols = list(map(tracer.input_like, body.symbols))
     types = [v.type for v in body.operands]
     operands = [tracer.operand(t, "x", _changing(t, tracer)) for t in types]
-    captures = _captures(tracer, body)
+    captures = list(map(tracer.input_like, body.captures))
     with using(tracer):
         args = [*symbols, *operands, *captures]
         sizes = _sizes(operands, places)
@@ -110,7 +110,7 @@ def _padded(
     """Return a graph of the loop that takes sizes, and carries that are padded."""
     count, places = params["num_carry"], list(changing_sizes(params).values())
     tracer = Tracer(None, graph.name, env=user_env())
-    symbols = _symbols(tracer, graph)
+    symbols = list(map(tracer.input_like, graph.symbols))
     for symbol in free_symbols(*largest.values()):
         tracer.define(symbol)
     types = [v.type for v in graph.operands]
@@ -122,7 +122,7 @@ def _padded(
         tracer.operand(t, v.node.name)
         for t, v in zip(full, graph.operands, strict=True)
     ]
-    captures = _captures(tracer, graph)
+    captures = list(map(tracer.input_like, graph.captures))
     with using(tracer):
         actual = _symbols_of(sizes, limits)
         inputs = [_cut(x, t, actual) for x, t in zip(operands, types, strict=True)]
@@ -136,18 +136,6 @@ def _padded(
                 *results[count:],
             ]
         return tracer.close(results)
-
-
-def _symbols(tracer: Tracer, graph: Graph) -> list[Value]:
-    symbols = [v.node.symbol for v in graph.symbols if v.node.symbol is not None]
-    return [TracedTensor(tracer, tracer.define(s)) for s in symbols]
-
-
-def _captures(tracer: Tracer, graph: Graph) -> list[Value]:
-    return [
-        TracedTensor(tracer, tracer.graph.add_input(v.type, v.node.name, "capture"))
-        for v in graph.captures
-    ]
 
 
 def _symbols_at(types: Sequence[TensorType], places: Sequence[Place]) -> list[Symbol]:
@@ -246,10 +234,10 @@ def padded_branches(
         return None
     places, count = list(computed.values()), len(computed)
     tracer = Tracer(None, op.name, env=user_env())
-    symbols = _symbols(tracer, like)
+    symbols = list(map(tracer.input_like, like.symbols))
     lead = [tracer.operand(o.type, "lead") for o in operands[: op.lead]]
     inputs: list[Value] = [tracer.operand(v.type, v.node.name) for v in like.operands]
-    inputs += _captures(tracer, like)
+    inputs += map(tracer.input_like, like.captures)
 
     def sizes(results: Sequence[Value]) -> list[Value]:
         return _sizes(results, places)
@@ -287,11 +275,11 @@ def _branch(
     """Return a branch with other results, computed from its own. It has the inputs of
     `like`, the first of the branches, and more symbols."""
     tracer = Tracer(None, graph.name, env=user_env())
-    inputs = _symbols(tracer, like)
+    inputs: list[Value] = list(map(tracer.input_like, like.symbols))
     for symbol in symbols:
         tracer.define(symbol)
     inputs += [tracer.operand(v.type, v.node.name) for v in like.operands]
-    inputs += _captures(tracer, like)
+    inputs += map(tracer.input_like, like.captures)
     with using(tracer):
         outputs = interpret(graph, inputs, bind_again)
         return tracer.close(results(list(map(as_value, outputs))))

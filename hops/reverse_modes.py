@@ -47,7 +47,6 @@ from hopflow.ops.math import sqrt
 from hopflow.ops.views import broadcasted, moved
 from hopflow.progress import in_reverse, progress_of
 from hopflow.symbolic.size import Size, SymInt
-from hopflow.trace.functional import TracedTensor
 from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import (
@@ -298,8 +297,7 @@ class _LoopDerivative(RegionOperator):
         seeds = loop.in_levels(self.primals_of_seeds(loop._replace(primals=leaves)))
         types = loop.args(symbols=(), primals=leaves, steps=COUNTER, seeds=seeds)
         tracer = Tracer(None, body.name, env=user_env())
-        symbols = [v.node.symbol for v in body.symbols if v.node.symbol is not None]
-        inputs = [TracedTensor(tracer, tracer.define(s)) for s in symbols]
+        inputs = list(map(tracer.input_like, body.symbols))
         inputs += [tracer.operand(t, f"x{i}") for i, t in enumerate(types)]
         with using(tracer):
             return tracer.close(expand(_Loop.of(inputs, params), params["kept"]))

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from hopflow.autograd.linearize import LinearTracer, counted
 from hopflow.autograd.pullback import PullbackRule
-from hopflow.autograd.region_jvp import input_like
 from hopflow.autograd.rules import is_differentiable
 from hopflow.autograd.tape import Tape
 from hopflow.bind import Interpreter, Operand, Value, current, using
@@ -294,7 +293,7 @@ class Late:
     ) -> _Regions:
         """Trace the rules for the types of `body`, without its batch dimensions."""
         tracer = Tracer(None, body.name, env=user_env())
-        symbols = [input_like(tracer, var) for var in body.symbols]
+        symbols = list(map(tracer.input_like, body.symbols))
         inputs: list[Value] = []
         for k, var in enumerate(body.inputs[len(symbols) :]):
             type_ = var.type.strong()

@@ -19,7 +19,6 @@ from hopflow.ops.batching import Same, in_batch
 from hopflow.ops.convert import as_value
 from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Size, SymInt, symbol
-from hopflow.trace.functional import TracedTensor
 from hopflow.trace.tracer import Tracer, trace_into
 
 
@@ -151,7 +150,7 @@ def _batched_graph(
     args: list[Lane] = []
     for var, is_batched in zip(graph.inputs, inputs, strict=True):
         if var.node.symbol is not None:
-            args.append(TracedTensor(tracer, tracer.define(var.node.symbol)))
+            args.append(tracer.input_like(var))
             continue
         type_ = var.type
         if is_batched:

@@ -176,6 +176,22 @@ class Tracer(Numbers):
         self._define_sizes(var)
         return tensor
 
+    def input_like(
+        self, var: Var, type_: TensorType | None = None, name: str = ""
+    ) -> TracedTensor:
+        """Add an input like one of another graph, in the same section.
+
+        Args:
+            type_: Its type; None: that of `var`. Symbols in it are not defined here.
+            name: Its name; empty: that of `var`.
+        """
+        node = var.node
+        if node.symbol is not None:
+            return TracedTensor(self, self.define(node.symbol))
+        section = node.section or "operand"
+        new = self.graph.add_input(type_ or var.type, name or node.name, section)
+        return TracedTensor(self, new)
+
     def reference(self, operand: Operand, name: str) -> TracedTensor:
         """Return a new input that is the caller's tensor: the body writes to that one.
 
