@@ -1178,6 +1178,78 @@ def test_what_gains_nothing_from_pieces_is_whole(f: Any) -> None:
     agree(f, X)
 
 
+FORTY = np.arange(40.0) + 1.0
+FAR = 1 << 60
+SHIFTED: dict[str, tuple[Any, int]] = {
+    "from the left": (lambda x, w, i: x[hf.maximum(i - w, 0)], 4),
+    "from the right": (lambda x, w, i: x[hf.minimum(i + w, 39)], 5),
+    "both": (lambda x, w, i: x[hf.clip(i - w, 0, 39)], 4),
+    "backwards": (lambda x, w, i: x[hf.clip(w - i, 0, 39)], 4),
+    "a test of the shift": (
+        lambda x, w, i: hf.where(i >= w, x[hf.maximum(i - w, 0)] + 1.0, x),
+        4,
+    ),
+    "two shifts": (
+        lambda x, w, i: x[hf.clip(i - w, 0, 39)] * x[hf.clip(i - w * 5, 0, 39)],
+        4,
+    ),
+}
+"""What reads at an index that a number of the run shifts, and in how many pieces."""
+
+SHIFTS = [
+    *range(-41, 42, 3),
+    -1,
+    0,
+    39,
+    40,
+    *(k * FAR + d for k in (-1, 1) for d in (-1, 0, 1)),
+]
+SHIFTS += [2**63 - 1, 2**63 - 5, -(2**63), -(2**63) + 5]
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_a_shift_that_only_the_run_knows_cuts_an_axis(name: str) -> None:
+    f, count = SHIFTED[name]
+    found = after(
+        *(checks, inline, simplify, split),
+        of=lambda x, w: f(x, w, hf.arange(40)),
+        args=(FORTY, np.int64(3)),
+    )
+    assert found.count(" where ") + 1 == count, found
+    assert "where i0 < select(w" in found  # empty unless an index wraps around
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", SHIFTED)
+def test_shifts_of_any_size_give_what_plain_python_gives(
+    name: str, dynamic: bool | None
+) -> None:
+    f, _ = SHIFTED[name]
+
+    def one(x: Any, w: Any) -> Any:
+        return f(x, w, hf.arange(x.shape[0]))
+
+    def each(x: Any, ws: Any) -> Any:
+        return hf.scan(lambda c, w: (c, one(x, w)), 0, ws)[1]
+
+    def outcome(f: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return np.asarray(hf.jit(f, **options)(*args)).tobytes()
+        except IndexError:
+            return "out of bounds"
+
+    alone = hf.jit(one, dynamic=dynamic)
+    good = []
+    for w in SHIFTS:
+        want = outcome(one, FORTY, np.int64(w), backend="interpreter")
+        assert outcome(alone, FORTY, np.int64(w)) == want
+        if want != "out of bounds":
+            good.append(w)
+    ws = np.asarray(good, np.int64)
+    want = outcome(each, FORTY, ws, backend="interpreter")
+    assert outcome(each, FORTY, ws, dynamic=dynamic) == want != "out of bounds"
+
+
 def test_there_are_not_more_pieces_than_a_bound() -> None:
     def f(x: Any) -> Any:
         return hf.concat([x * float(k) for k in range(3 * MOST)])

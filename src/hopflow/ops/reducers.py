@@ -275,18 +275,25 @@ def _find_run(x: Array, value: Array, *, axis: int) -> Array:
 def _find_lower(
     _types: Sequence[TensorType], x: Operand, value: Operand, *, axis: int
 ) -> Reduction:
-    # A minimum of positions may be taken in any order, so it is vectorised.
+    # A minimum of positions may be taken in any order, so it is vectorised. Narrow ones
+    # take no more registers than the elements.
     source = _interleaved((axis,), x.type.ndim)
-    size = expr.extent(x.type.shape[axis])
+    n = x.type.shape[axis]
+    is_narrow = isinstance(n, int) and n <= dtypes.iinfo(dtypes.int32).max
+    dtype = dtypes.int32 if is_narrow else dtypes.int64
+    size = cast(expr.extent(n), dtype)
 
     def position(at: Index, along: Index) -> tuple[Expr, ...]:
         element = x[source(at, along)]
         hit = compare("eq", element, value[at])
         if element.dtype.is_float:
             hit = scalar.either(hit, scalar.is_nan(element))
-        return (select(hit, along[0], size),)
+        return (select(hit, cast(along[0], dtype), size),)
 
-    return Reduction((x.type.shape[axis],), (size,), "min", position)
+    def finish(_: Index, first: tuple[Expr, ...]) -> Expr:
+        return cast(first[0], dtypes.int64)
+
+    return Reduction((n,), (size,), "min", position, (finish,))
 
 
 reduce_find: Final = OpDef(

@@ -53,6 +53,7 @@ from hopflow.compiler.kernel_program.rewriting import (
     operands,
     space_of,
 )
+from hopflow.dtypes import int64
 from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import Expr, condition_of, index_of
@@ -61,6 +62,9 @@ from hopflow.loop_ir.walk import nodes
 
 CHEAP: Final = 6
 """An element of at most this cost is computed again for each reader."""
+CHEAP_INDEX: Final = 12
+"""The same for integers that are computed of indices and scalars alone: what they index
+is a run of memory for `simplify` and `split`, and a gather if they are read from it."""
 OF_AN_UPDATE: Final = 12
 """The cost of an element that a scatter computes itself, for one index after the other:
 as much as it costs to store and load one that is computed in vectors."""
@@ -229,8 +233,14 @@ def _is_inlined_view(equation: Equation) -> bool:
 # --- which values are stored ----------------------------------------------------------
 
 
-def _is_stored(value: Value, cost: Cost, reads: Sequence[_Read], is_view: bool) -> bool:
-    """Return whether an element of this cost is computed once and read from memory."""
+def _is_stored(
+    value: Value, cost: Cost, reads: Sequence[_Read], is_view: bool, cheap: int
+) -> bool:
+    """Return whether an element of this cost is computed once and read from memory.
+
+    Args:
+        cheap: The largest cost of what is computed again for each reader.
+    """
     again = cost.again
     if again > LONGEST or any(map(_takes_memory, reads)):
         return True
@@ -238,13 +248,18 @@ def _is_stored(value: Value, cost: Cost, reads: Sequence[_Read], is_view: bool) 
         return True  # else each step would copy it
     if any(_repeats(r.equation, value.type, again) for r in reads):
         return True
-    if again <= CHEAP or _is_stencil(value.type, again, reads, is_view):
+    if again <= cheap or _is_stencil(value.type, again, reads, is_view):
         return False
     readers = {id(r.equation) for r in reads if r.equation is not None}
     results = sum(r.equation is None for r in reads)
     if not is_view and len(readers) + results > 1:
         return True
     return any(r.outer or _recomputes(r, value, cost, is_view) for r in reads)
+
+
+def _is_index(value: Value, sources: Iterable[Value]) -> bool:
+    """Return whether integers are computed of indices and scalars alone."""
+    return value.type.dtype is int64 and not any(x.type.ndim for x in sources)
 
 
 def _is_stencil(
@@ -394,8 +409,9 @@ class _Inliner:
         takes_view = any(map(_takes_matrix, reads))
         sources = self._read_by(self._readers.orders[equation])
         equation.inlined = self._inlined(self._readers.inlining.get(equation, ()))
-        is_stored = value in keeps or _is_stored(value, cost, reads, is_view)
-        if cost.again > CHEAP and any(_writes_over(read, sources) for read in reads):
+        cheap = CHEAP_INDEX if _is_index(value, sources) else CHEAP
+        is_stored = value in keeps or _is_stored(value, cost, reads, is_view, cheap)
+        if cost.again > cheap and any(_writes_over(read, sources) for read in reads):
             is_stored = True
         if equation in self._readers.inlining and (is_stored or takes_view):
             [element] = self._elements.of(definition.elements)

@@ -8,6 +8,15 @@ A piece has no such tests, so that it reads adjacent elements of memory and comp
 only what its indices need. A cut is made only at a test that decides which elements are
 read, or that selects between expensive expressions: a cheap `select` costs less than a
 loop of its own.
+
+A number that only the run knows may shift the index:
+
+    v0 = x[max(i0 - w[step], 0)] for i0 < n
+
+    v0 = (x[max(i0 - w[step], 0)] where i0 < select(is_near(w[step]), 0, n),
+          x[0] where i0 < w[step], x[i0 - w[step]] elsewhere) for i0 < n
+
+The first piece is empty unless `i0 - w[step]` could wrap around.
 """
 
 from collections import deque
@@ -19,13 +28,13 @@ from hopflow import dtypes
 from hopflow.compiler.kernel_passes import Context
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.compiler.kernel_program.definitions import Cut, Pointwise, axes
-from hopflow.compiler.kernel_program.program import KernelProgram
+from hopflow.compiler.kernel_program.program import KernelProgram, Loop, equations
 from hopflow.compiler.kernel_program.registers import is_small
 from hopflow.compiler.kernel_program.rewriting import all_blocks
 from hopflow.compiler.kernel_program.sizes import at_least, size_of_expr
 from hopflow.graph.types import Shape, is_one
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.walk import nodes, same
 from hopflow.symbolic.size import Size
 
@@ -49,6 +58,11 @@ wrap around."""
 
 def split(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
+    steps = {
+        q.definition.counter: q.definition.length
+        for q in equations(program.block)
+        if isinstance(q.definition, Loop)
+    }
     for block in all_blocks(program.block):
         for equation in block.equations:
             definition = equation.definition
@@ -60,16 +74,26 @@ def split(program: KernelProgram, _context: Context) -> None:
                 continue
             if not is_small(equation.results[0].type):
                 shape = equation.results[0].shape
-                equation.definition = _split(definition, shape)
+                equation.definition = _split(definition, _Space(shape, steps))
+
+
+class _Space(NamedTuple):
+    """The indices of a definition, and the counters of loops with the numbers of their
+    steps."""
+
+    shape: Shape
+    steps: Mapping[Var, Size]
 
 
 class _Test(NamedTuple):
     """A test that equals `holds` for the indices less than `at` along one axis, and its
-    opposite for the others."""
+    opposite for the others, provided that the number `near` is at most `_FAR` in
+    magnitude."""
 
     axis: int
     at: Expr
     holds: bool
+    near: Expr | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -94,40 +118,78 @@ class _Piece:
         return Cut(test.axis, test.at, below.definition(), above.definition())
 
 
-def _split(definition: Pointwise, shape: Shape) -> Pointwise | Cut:
+def _split(definition: Pointwise, space: _Space) -> Pointwise | Cut:
     """Return the definition in pieces, cut breadth-first, if it has such tests."""
     elements = definition.elements
     order = nodes(*elements)
     if any([node.op in _CLAMPED for node in order]):
-        elements = _with_tests(elements, order, shape)
+        elements = _with_tests(elements, order, space)
         order = nodes(*elements)
     compares = any([node.op in _COMPARED for node in order])
-    tests = _tests(order, shape) if compares else {}
+    tests = _tests(order, space) if compares else {}
     if not tests:
         return definition
     whole = _Piece(elements, order, tests)
-    waiting, pieces, size = deque([whole]), 1, len(order)
+    guard = _guarded(whole)
+    inner = whole if guard is None else guard[2]
+    waiting, pieces, size = deque([inner]), 1 if guard is None else 2, len(order)
     most = max(size, LARGEST)
     while waiting and pieces < MOST:
         piece = waiting.popleft()
         test = _best_test(piece)
-        if test is None or _tears_rows(piece, test, shape):
+        if test is None or _tears_rows(piece, test, space.shape):
             continue
-        below, above = (_assumed(piece, test, is_below) for is_below in (True, False))
+        below, above = (
+            _assumed(piece, test, is_below, space) for is_below in (True, False)
+        )
         grown = size + len(below.order) + len(above.order) - len(piece.order)
         if grown > most:
             continue
         piece.parts, size, pieces = (test, below, above), grown, pieces + 1
         waiting += (below, above)
-    return definition if whole.parts is None else whole.definition()
+    if inner.parts is None:
+        return definition
+    if guard is not None and _shifts_matter(inner, _shifted(inner)):
+        whole.parts, inner = guard, whole
+    return inner.definition()
+
+
+def _shifted(piece: _Piece) -> int:
+    """Count the tests of a piece that are what they seem if a number is near."""
+    return sum(test.near is not None for test in piece.tests.values())
+
+
+def _shifts_matter(piece: _Piece, count: int) -> bool:
+    """Return whether a part of a piece has fewer than `count` such tests."""
+    if piece.parts is None:
+        return _shifted(piece) < count
+    return any(_shifts_matter(part, count) for part in piece.parts[1:])
+
+
+def _guarded(whole: _Piece) -> "tuple[_Test, _Piece, _Piece] | None":
+    """Return the cut between all indices, if a number is so large that tests are not
+    what they seem to be, and none of them. Of several such numbers all but the first
+    are left out; the cut is None if there are none."""
+    near = next((t.near for t in whole.tests.values() if t.near is not None), None)
+    if near is None:
+        return None
+    far = e.index(_FAR)
+    is_near = e.binary(
+        "and", e.compare("ge", near, e.index(-_FAR)), e.compare("le", near, far)
+    )
+    axis = next(t.axis for t in whole.tests.values() if t.near is near)
+    guard = _Test(axis, e.select(is_near, e.index(0), far), holds=True)
+    tests = {x: t for x, t in whole.tests.items() if t.near is None or t.near is near}
+    general = _Piece(whole.elements, whole.order, {})
+    return guard, general, _Piece(whole.elements, whole.order, tests)
 
 
 def _with_tests(
-    elements: Sequence[Expr], order: Sequence[Expr], shape: Shape
+    elements: Sequence[Expr], order: Sequence[Expr], space: _Space
 ) -> tuple[Expr, ...]:
-    """Return the elements with `select(i + 1 < n, i + 1, n)` for `min(i + 1, n)` in the
-    indices of reads."""
-    forms, uniform = _forms(order, shape)
+    """Return the elements with `select(i + 1 <= n, i + 1, n)` for `min(i + 1, n)` in
+    the indices of reads."""
+    forms, uniform = _forms(order, space)
     reads = nodes(*[a for node in order if node.op == "element" for a in node.args])
     clamps = {node: _CLAMPED[node.op] for node in reads if node.op in _CLAMPED}
     values: dict[Expr, Expr] = {}
@@ -148,7 +210,7 @@ def _varies_and_stays(
     return (x in forms and y in uniform) or (y in forms and x in uniform)
 
 
-_CLAMPED: Final = {"min": "lt", "max": "gt"}
+_CLAMPED: Final = {"min": "le", "max": "ge"}
 
 
 def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
@@ -179,7 +241,7 @@ def _is_each_alone(piece: _Piece, axis: int, low: int, high: int) -> bool:
     return ends.issuperset(range(low + 1, high))
 
 
-def _assumed(piece: _Piece, test: _Test, is_below: bool) -> _Piece:
+def _assumed(piece: _Piece, test: _Test, is_below: bool, space: _Space) -> _Piece:
     """Return the piece on one side of a cut, without the tests that the cut decides."""
     facts = (*piece.facts, (test, is_below))
     values: dict[Expr, Expr] = {}
@@ -192,6 +254,12 @@ def _assumed(piece: _Piece, test: _Test, is_below: bool) -> _Piece:
         else:
             values[node] = e.const(decided, dtypes.bool_)
     elements = tuple([values[x] for x in piece.elements])
+    if test.near is not None:  # what was clamped has become linear in the index
+        elements = _with_tests(elements, nodes(*elements), space)
+        order = nodes(*elements)
+        found = _tests(order, space)
+        tests = {x: t for x, t in found.items() if t.near in (None, test.near)}
+        return _Piece(elements, order, tests, facts)
     tests = {values[x]: other for x, other in piece.tests.items() if x in values}
     tests = {x: other for x, other in tests.items() if not x.is_const}
     return _Piece(elements, nodes(*elements), tests, facts)
@@ -247,55 +315,61 @@ def _worth(order: Sequence[Expr], tests: set[Expr]) -> Iterator[Expr]:
                 yield from tests.intersection(nodes(test))
 
 
-def _tests(order: Sequence[Expr], shape: Shape) -> dict[Expr, _Test]:
+def _tests(order: Sequence[Expr], space: _Space) -> dict[Expr, _Test]:
     """Return the nodes that are such tests."""
-    forms, uniform = _forms(order, shape)
+    forms, uniform = _forms(order, space)
     tests: dict[Expr, _Test] = {}
     for node in order:
         if node in uniform:
             continue
         if node.op in _COMPARED and node.args[0].dtype is dtypes.int64:
-            test = _test(node, forms, uniform, shape)
+            test = _test(node, forms, uniform, space.shape)
             if test is not None:
                 tests[node] = test
     return tests
 
 
 def _forms(
-    order: Sequence[Expr], shape: Shape
+    order: Sequence[Expr], space: _Space
 ) -> tuple[dict[Expr, "_Form"], set[Expr]]:
     """Return the forms of nodes, and the nodes that are the same for all indices."""
     forms: dict[Expr, _Form] = {
-        axis: _Form(k, 1, 0) for k, axis in enumerate(axes(len(shape)))
+        axis: _Form(k, 1, 0) for k, axis in enumerate(axes(len(space.shape)))
     }
     uniform: set[Expr] = set()
     for node in order:
         if node in forms:
             continue
-        if _is_uniform(node, uniform):
+        if _is_uniform(node, uniform, space.steps):
             uniform.add(node)
         elif node.dtype is dtypes.int64:
-            form = _form(node, forms)
-            if form is not None and _is_near(form, shape):
+            form = _form(node, forms, uniform)
+            if form is not None and _is_near(form, space.shape):
                 forms[node] = form
     return forms, uniform
 
 
 class _Form(NamedTuple):
-    """`sign * i + number`, for the index `i` along an axis."""
+    """`sign * i + number`, for the index `i` along an axis; plus or minus the `shift`,
+    which only the run knows, if there is one."""
 
     axis: int
     sign: int
     number: Size
+    shift: Expr | None = None
+    adds: bool = True
 
     def plus(self, number: Size) -> "_Form":
-        return _Form(self.axis, self.sign, self.number + number)
+        return self._replace(number=self.number + number)
+
+    def shifted(self, shift: Expr, *, adds: bool) -> "_Form | None":
+        return None if self.shift else self._replace(shift=shift, adds=adds)
 
     def negated(self) -> "_Form":
-        return _Form(self.axis, -self.sign, -self.number)
+        return self._replace(sign=-self.sign, number=-self.number, adds=not self.adds)
 
 
-def _form(node: Expr, forms: Mapping[Expr, _Form]) -> _Form | None:
+def _form(node: Expr, forms: Mapping[Expr, _Form], uniform: set[Expr]) -> _Form | None:
     """Return the form of an integer whose operands have forms, or None."""
     if node.op not in ("add", "sub", "mul"):
         return None
@@ -309,6 +383,12 @@ def _form(node: Expr, forms: Mapping[Expr, _Form]) -> _Form | None:
     if y in forms and (size := size_of_expr(x)) is not None:
         form = forms[y]
         return (form if node.op == "add" else form.negated()).plus(size)
+    if x in forms and y in uniform:
+        return forms[x].shifted(y, adds=node.op == "add")
+    if y in forms and x in uniform:
+        form = forms[y]
+        form = form if node.op == "add" else form.negated()
+        return form.shifted(x, adds=True)
     return None
 
 
@@ -321,7 +401,7 @@ def _is_near(form: _Form, shape: Shape) -> bool:
     return at_least(size, form.number) and at_least(size, -form.number)
 
 
-def _is_uniform(node: Expr, uniform: set[Expr]) -> bool:
+def _is_uniform(node: Expr, uniform: set[Expr], steps: Mapping[Var, Size]) -> bool:
     """Return whether a node is the same for all indices, and can also be computed for
     an empty shape, where no check has run."""
     if not all([a in uniform for a in node.args]):
@@ -330,8 +410,14 @@ def _is_uniform(node: Expr, uniform: set[Expr]) -> bool:
         y = node.args[1]
         bound = y.args[1] if y.op == "max" else y
         return bound.is_const and bound.attr > 0
-    if node.op == "element":
-        return not node.args
+    if node.op == "element":  # of a scalar, or of the step's row
+        if len(node.args) > len(node.attr.shape):
+            return False
+        pairs = zip(node.args, node.attr.shape, strict=True)
+        return all(
+            at.op == "var" and at.attr in steps and at_least(n, steps[at.attr])
+            for at, n in pairs
+        )
     if node.op == "var":
         return True  # a loop counter: axes have forms
     return node.op != "load"
@@ -353,7 +439,13 @@ def _test(
     holds = is_left is (form.sign > 0)
     more = equal if holds else not equal
     at = _moved(other, form, int(more), shape)
-    return None if at is None else _Test(form.axis, at, holds)
+    if at is None or form.shift is None:
+        return None if at is None else _Test(form.axis, at, holds)
+    if not (other.is_const or size_of_expr(other) is not None):
+        return None
+    adds = form.adds is not (form.sign > 0)
+    at = (e.add if adds else e.sub)(at, form.shift)
+    return _Test(form.axis, at, holds, form.shift)
 
 
 def _moved(x: Expr, form: _Form, more: int, shape: Shape) -> Expr | None:
