@@ -17,24 +17,33 @@ from hopflow import dtypes
 from hopflow.autograd import region_vjp, rule_cache, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
-from hopflow.compiler.cpu import gang
+from hopflow.compiler.cpu import gang, interleaving, lanes
 from hopflow.compiler.cpu.vector import VectorLoop
 from hopflow.compiler.interface import Interface
-from hopflow.compiler.kernel_passes import branches, checks, hoist, substitution
+from hopflow.compiler.kernel_passes import (
+    branches,
+    checks,
+    counters,
+    hoist,
+    split,
+    substitution,
+)
 from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.memory import allocations
 from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.compiler.passes import PASSES
+from hopflow.compiler.schedule import blocks, carries, contract, threads
 from hopflow.config import config
 from hopflow.dtypes import DType
 from hopflow.graph.core import Graph, Var
 from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.hops import invoke_subgraph, subgraphs
 from hopflow.hops.scan import Scan
+from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import interpreter
 from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.expr import Var as LoopVar
-from hopflow.loop_ir.program import For
+from hopflow.loop_ir.program import For, Swap
 from hopflow.ops import opdef, views
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
@@ -249,6 +258,34 @@ def _misplaced() -> Patches:
     return [(Memory, "linear", linear)]
 
 
+def _one_late(holder: Any, name: str) -> Patches:
+    """Add one to the position or the number that a function returns."""
+    right = getattr(holder, name)
+
+    def later(*args: Any, **options: Any) -> Expr | None:
+        value: Expr | None = right(*args, **options)
+        return None if value is None else e.add(value, e.index(1))
+
+    return [(holder, name, later)]
+
+
+def _lost_block() -> Patches:
+    right = blocks.over_blocks
+
+    def over_blocks(number: LoopVar, loop: For, size: int, *rest: Any) -> For:
+        """Omit the last block, if it is not a whole one."""
+        every = right(number, loop, size, *rest)
+        whole = e.div(loop.extent, e.index(size))
+        return replace(every, extent=e.binary("max", whole, e.index(1)))
+
+    return [(threads, "over_blocks", over_blocks)]
+
+
+def _columns_for_rows() -> Patches:
+    right = interleaving.transposed
+    return [(lanes, "transposed", lambda *args: right(*args)[::-1])]
+
+
 # --- faults of traces -----------------------------------------------------------------
 
 
@@ -429,6 +466,36 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "depth": 1,
             "weights": {"matmul": 40},
         },
+    ),
+    "cut one index late": Mutant(
+        lambda: _one_late(split, "_moved"),
+        ["loop ir"],
+        options={"weights": {"concat": 6, "roll": 6}},
+    ),
+    "one step too many": Mutant(
+        lambda: _one_late(counters, "_steps"),
+        ["loop ir"],
+        options={"weights": {"fori": 6, "while": 6}},
+    ),
+    "buffers that stay": Mutant(
+        lambda: [(carries, "Swap", lambda a, _: Swap(a, a))],
+        ["loop ir"],
+        options={"aliasing": True, "weights": {"fori": 6, "scan": 6}},
+    ),
+    "lost block of a thread": Mutant(_lost_block, ["jit, 2 threads"], kind="large"),
+    "one value for all rows": Mutant(
+        lambda: [
+            (contract, "_rows", lambda index: (None,) * len(index)),
+            (contract, "same_shape", lambda *_: True),
+        ],
+        ["loop ir"],
+        options={"weights": {"stack": 12, "concat": 6}},
+    ),
+    "columns for rows": Mutant(
+        _columns_for_rows,
+        ["jit"],
+        kind="large",
+        options={"weights": {"view": 12}},
     ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),

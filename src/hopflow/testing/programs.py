@@ -250,7 +250,13 @@ def _index(p: Pool, a: int, b: int, *_: int) -> Any:
 
 def _gather(p: Pool, a: int, b: int, *_: int) -> Any:
     x = p.array(a)
-    i = p.like(b, lambda v: v.dtype.kind in "iu" and 1 <= v.ndim <= 2)
+    most = p.largest // max(math.prod(x.shape[1:]), 1)
+    i = p.like(
+        b,
+        lambda v: (
+            v.dtype.kind in "iu" and 1 <= v.ndim <= 2 and math.prod(v.shape) <= most
+        ),
+    )
     return x[index_into(p, x, i)] if x.ndim and i.ndim else x
 
 
