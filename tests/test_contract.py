@@ -289,6 +289,37 @@ def test_a_value_of_a_loop_that_became_wider_takes_several_registers() -> None:
     assert "in arena" not in jitted.loop_ir
 
 
+def _mixed(x: Any) -> Any:
+    """Sixteen operations on 32 bits, whose result has 64."""
+    for k in range(8):
+        x = (x << k) ^ (x >> (k + 1))
+    return x.astype(hf.int64)
+
+
+@pytest.mark.parametrize(
+    ("f", "dtype", "decides"),
+    [
+        (_mixed, np.int32, "int32"),
+        (lambda x: x.astype(hf.float64) * 2.0, np.float32, "float64"),
+        (lambda x: hf.sum(_mixed(x)), np.int32, "float64"),  # its order is the width's
+        (lambda x: hf.sin(x).astype(hf.float64), np.float32, "float32"),
+        (lambda x: hf.sin(x.astype(hf.float64)), np.float32, "float64"),
+    ],
+)
+def test_what_most_of_a_loop_computes_decides_its_width(
+    f: Any, dtype: Any, decides: str
+) -> None:
+    jitted = hf.jit(f)
+    x = np.arange(1000).astype(dtype)
+    with hf.debug():
+        want = np.asarray(f(hf.asarray(x)))
+    np.testing.assert_allclose(np.asarray(jitted(x)), want, rtol=1e-6)
+    [width] = re.findall(r"vector (\d+)", jitted.loop_ir)
+    reduces = "acc" in jitted.loop_ir
+    expected = host().vector_width(getattr(hf, decides), reduces=reduces)
+    assert int(width) == expected
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_normalised_layer_is_one_loop_over_its_rows(dynamic: bool) -> None:
     def layer(x: Any) -> Any:

@@ -1,5 +1,6 @@
 """Passes over kernel programs: the text of small programs before and after."""
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -1087,6 +1088,56 @@ def test_an_index_within_its_range_is_not_checked(name: str, is_scalar: bool) ->
     else:
         np.testing.assert_array_equal(np.asarray(found), np.asarray(x[make(k)]))
     assert ("trap" in run.loop_ir) is not is_proven
+
+
+# --- simplify: floats that become indices ---------------------------------------------
+
+
+CLAMPED: dict[str, tuple[Any, bool]] = {
+    "scaled, then clamped": (lambda x: hf.clip(x * 64.0, 0.0, 255.0), True),
+    "clamped, then scaled": (lambda x: hf.clip(x, 0.0, 1.0) * 255.0, True),
+    "rounded and moved": (
+        lambda x: hf.floor(hf.clip(x, -1.0, 1.0) * 127.0) + 128.0,
+        True,
+    ),
+    "from the end": (lambda x: hf.clip(x, -256.0, 255.5), True),
+    "negated": (lambda x: -hf.clip(x, 1.0, 256.0), True),
+    "one too large": (lambda x: hf.clip(x, 0.0, 256.0), False),
+    "one too small": (lambda x: -hf.clip(x, 1.0, 257.0), False),
+    "only above": (lambda x: hf.minimum(x, 255.0), False),
+    "of infinities": (lambda x: hf.clip(x * 0.0, 0.0, 1.0) + x, False),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("name", CLAMPED)
+def test_what_a_float_is_clamped_to_bounds_an_index(name: str, dtype: Any) -> None:
+    f, is_bounded = CLAMPED[name]
+    table = np.arange(256.0)
+    numbers = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 255.0, 255.5, 254.99999]
+    x = np.array([*numbers, *np.random.default_rng(0).normal(size=90)], dtype)
+
+    def looked_up(table: Any, x: Any) -> Any:
+        return table[f(x).astype(hf.int32)]
+
+    jitted = hf.jit(looked_up)
+    jitted(table, np.ones_like(x))
+    assert ("trap" not in jitted.loop_ir) is is_bounded
+    with contextlib.suppress(IndexError):
+        want = np.asarray(hf.jit(looked_up, backend="interpreter")(table, x))
+        assert np.asarray(jitted(table, x)).tobytes() == want.tobytes()
+
+
+def test_counts_of_what_is_clamped_test_nothing() -> None:
+    def counts(x: Any) -> Any:
+        bins = hf.clip((x + 4.0) * 32.0, 0.0, 255.0).astype(np.int32)
+        return hf.segment_sum(hf.ones_like(bins), bins, 256)
+
+    x = np.array([np.nan, np.inf, -np.inf, *np.random.default_rng(0).normal(size=999)])
+    jitted = hf.jit(counts)
+    want = hf.jit(counts, backend="interpreter")(x)
+    np.testing.assert_array_equal(np.asarray(jitted(x)), np.asarray(want))
+    assert "if " not in jitted.loop_ir
 
 
 # --- split ----------------------------------------------------------------------------

@@ -127,8 +127,13 @@ class CpuEmitter(Emitter):
     def iterate(
         self, iteration: Callable[[], None], onward: str, trips: Expr | None
     ) -> None:
+        f, name = self.f, self.f.name("step")
+        place = f.size
+        f.branch(name)
+        f.start(name)
         with self.measured() as cost, self.values.scope():
             iteration()
+        f.branch(onward)
         cost.fixed += 2
         if trips is None:
             total, polls = Cost(unbounded=True, polls=True), True
@@ -137,9 +142,9 @@ class CpuEmitter(Emitter):
             polls = not total.is_small
         if polls and self.may_poll:
             total.polls = True
-            self._poll(cost.fixed, onward)
-        else:
-            self.f.branch(onward)
+            # After the iteration LLVM would move parts of it behind the poll.
+            with f.before(place):
+                self._poll(cost.fixed, name)
         self.cost.add(total)
 
     def unpolled_loop(

@@ -4,8 +4,9 @@
     v1 = select(i0 < 0, y[i0 + 8], y[i0])     ->    v1 = y[i0]
 
 An axis, or the counter of a loop, is at least 0 and less than its extent. This bounds
-the expressions over it, and so do masks, shifts and remainders (interval analysis); the
-bounds of what an equation computes hold where another one reads it. Only 64-bit
+the expressions over it, and so do masks, shifts and remainders (interval analysis), and
+the clamps of a float that becomes an index (`clip(x * 256.0, 0.0, 255.0)`); the bounds
+of what an equation computes hold where another one reads it. Only 64-bit
 integers and comparisons of them are rewritten, and every result stays the same to the
 last bit.
 """
@@ -42,6 +43,7 @@ from hopflow.compiler.kernel_program.sizes import size_of_expr
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
+from hopflow.loop_ir.intervals import interval
 from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.atoms import declared
 from hopflow.symbolic.ranges import INT64
@@ -234,6 +236,9 @@ class _Simplifier:
         if node.op == "size":
             bounds = declared(terms_of(facts.size(node.attr))) & INT64
             return _Bounds(int(bounds.low), int(bounds.high))
+        if node.op == "cast" and node.args[0].dtype.is_float:
+            ends = interval(node.args[0], lambda x: self.bounds(x)[:2])
+            return _converted(*ends, limits)
         args = [a for a in node.args if a.dtype.is_integer]
         return _bounds_of(node, [self.bounds(a) for a in args]) or limits
 
@@ -297,6 +302,13 @@ class _Simplifier:
             if times is not None and rest_bounds.low >= 0 and rest_bounds.high < size:
                 return rest if node.op == "rem" else times
         return node
+
+
+def _converted(low: float, high: float, limits: _Bounds) -> _Bounds:
+    """Return the bounds of floats as integers: NaN becomes 0, and what is too large the
+    nearest that there is."""
+    ends = [int(min(max(x, limits.low), limits.high)) for x in (low, high)]
+    return _Bounds(min(ends[0], 0), max(ends[1], 0))
 
 
 def _moved_twice(node: Expr) -> Expr:

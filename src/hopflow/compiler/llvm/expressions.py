@@ -35,6 +35,7 @@ from hopflow.loop_ir.expr import (
     index_of,
     read,
 )
+from hopflow.loop_ir.intervals import interval, limits
 
 Leaf: TypeAlias = Callable[[Expr], str]
 
@@ -179,12 +180,21 @@ def apply(f: Function, node: Expr, args: list[str], width: int) -> str:
     if op in MATH:
         return call_math(f, op, node.dtype, width, args)
     if op == "cast":
-        return operations.cast(f, args[0], node.args[0].dtype, node.dtype, width)
+        [x] = node.args
+        fits = x.dtype.is_float and node.dtype.is_integer and _fits(x, node.dtype)
+        return operations.cast(f, args[0], x.dtype, node.dtype, width, fits=fits)
     if op == "bitcast":
         return operations.bitcast(f, args[0], node.args[0].dtype, node.dtype, width)
     compares = op in COMPARE or op == "isnan"
     dtype = node.args[0].dtype if compares else node.dtype
     return operations.operation(f, op, dtype, width, args)
+
+
+def _fits(x: Expr, dtype: DType) -> bool:
+    """Return whether a float is NaN, or within the range of an integer dtype."""
+    low, high = interval(x, lambda n: limits(n.dtype))
+    least, most = limits(dtype)
+    return least <= low and high <= most
 
 
 @dataclass(slots=True)

@@ -242,6 +242,17 @@ class Function:
         yield
         self._lines, self._prefix, self._preheaders = outer
 
+    @contextmanager
+    def before(self, place: int) -> Iterator[None]:
+        """Put what is appended in this context where the line `place` is, in place of
+        it: that of a branch to the block behind it."""
+        lines: list[str] = []
+        block = self.block
+        with self._appended_to(lines, len(self._preheaders)):
+            yield
+        self.block = block
+        self._lines[place : place + 1] = lines
+
     # --- loops
 
     @property

@@ -400,18 +400,41 @@ def _round_to_bfloat16(f: Function, x: str, width: int) -> str:
 # --- conversions ----------------------------------------------------------------------
 
 
-def cast(f: Function, x: str, source: DType, target: DType, width: int) -> str:
-    """Emit a conversion with the semantics of `loop_ir.expr.cast`."""
+def cast(
+    f: Function,
+    x: str,
+    source: DType,
+    target: DType,
+    width: int,
+    *,
+    fits: bool = False,
+) -> str:
+    """Emit a conversion with the semantics of `loop_ir.expr.cast`.
+
+    Args:
+        fits: Whether a float is in the range of the integers, or NaN.
+    """
     if target.kind == "f":
         return _cast_to_float(f, x, source, target, width)
     if source.kind == "f":
-        return _saturate(f, x, source, target, width)
+        convert = _truncate if fits else _saturate
+        return convert(f, x, source, target, width)
     s, t = register_type(source, width), register_type(target, width)
     if target.bits == source.bits:
         return x
     if target.bits < source.bits:
         return f.emit(f"trunc {s} {x} to {t}")
     return f.emit(f"{'sext' if source.kind == 'i' else 'zext'} {s} {x} to {t}")
+
+
+def _truncate(f: Function, x: str, source: DType, target: DType, width: int) -> str:
+    """Emit a conversion from a float to an integer that can represent it; NaN becomes
+    0."""
+    s, t = register_type(source, width), register_type(target, width)
+    result = f.emit(f"fpto{'s' if target.kind == 'i' else 'u'}i {s} {x} to {t}")
+    ordered = f.emit(f"fcmp ord {s} {x}, {constant(0, source, width)}")
+    zero = constant(0, target, width)
+    return f.emit(f"select {lanes('i1', width)} {ordered}, {t} {result}, {t} {zero}")
 
 
 def _saturate(f: Function, x: str, source: DType, target: DType, width: int) -> str:

@@ -610,7 +610,7 @@ class Kernels:
             def kept() -> None:
                 b.nest(space[window:], lambda inner: write((*outer, *inner)))
 
-            if keep is None:
+            if keep is None or (keep.is_const and keep.attr):
                 kept()
                 return
             with b.into([]) as body:

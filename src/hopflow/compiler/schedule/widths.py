@@ -1,14 +1,19 @@
 """The vector widths of loops."""
 
 from collections.abc import Sequence
+from typing import Final
 
+from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.compiler.target import Target
+from hopflow.dtypes import bool_
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import SERIAL, Accumulate, Binding, Let, Stmt, Store
 from hopflow.loop_ir.walk import nodes
 
 _STRAIGHT = (Let, Store, Accumulate)
+PAYS: Final = 0.75
+"""Twice as many lanes take more registers: they must save a quarter of the work."""
 
 
 def vector_binding(extent: Expr, body: Sequence[Stmt], target: Target) -> Binding:
@@ -16,7 +21,8 @@ def vector_binding(extent: Expr, body: Sequence[Stmt], target: Target) -> Bindin
     code.
 
     The stored dtypes decide the width: a `Let` of a wider dtype takes several
-    registers, as a part of an expression does.
+    registers, as a part of an expression does. If most of the work is on narrower
+    values (random bits of 64, made of operations on 32), the stored ones do so, too.
     """
     straight = [s for s in body if isinstance(s, _STRAIGHT)]
     if not straight or len(straight) < len(body):
@@ -30,10 +36,33 @@ def vector_binding(extent: Expr, body: Sequence[Stmt], target: Target) -> Bindin
         target.vector_width(s.value.dtype, reduces=bool(reductions), narrow=narrow)
         for s in sums or results or straight
     )
+    if not reductions and _work(straight, 2 * width, target) < PAYS * _work(
+        straight, width, target
+    ):
+        width *= 2
     if extent.is_const:
         while width > 1 and width > extent.attr:
             width //= 2
     return Binding("vector", width) if width > 1 else SERIAL
+
+
+def _work(
+    straight: Sequence[Let | Store | Accumulate], width: int, target: Target
+) -> float:
+    """Return about how many instructions an iteration takes, if a vector has so many of
+    them: several where its lanes do not fit into a register."""
+    work, seen = 0, set[Expr]()
+    pending = [s.value for s in straight]
+    while pending:
+        node = pending.pop()
+        if node in seen or node.op in ("const", "var"):
+            continue
+        seen.add(node)
+        if node.op != "load":
+            pending += node.args
+        wide = node.args[0] if node.dtype is bool_ and node.args else node
+        work += weight(node) * max(1, width // target.vector_width(wide.dtype))
+    return work / width
 
 
 def _is_narrow(statement: Let | Store | Accumulate) -> bool:
