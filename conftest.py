@@ -9,6 +9,7 @@ dev     new examples in each run, and a database of the ones that failed
 fuzz    as many as an evening allows
 """
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("requires"):
             if reason := missing(*mark.args):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Leave the tests, millions of objects, out of garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
