@@ -467,3 +467,14 @@ def test_points_are_reduced_as_vectors(
     if rows == 70 and not dynamic:
         loops = [x for x in lines(run.loop_ir) if x.startswith("for ")]
         assert all("vector" in x or " in 0..2 " in x for x in loops), run.loop_ir
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 17), (2, 3, 4, 17), (1, 1, 17)])
+def test_rows_of_unknown_sizes_are_multiplied_where_they_lie(
+    shape: tuple[int, ...],
+) -> None:
+    jitted = hf.jit(lambda x, w: x @ w, dynamic=True)
+    for factor in (1, 2):
+        x, w = some(shape[0] * factor, *shape[1:]), some(17, 19)
+        np.testing.assert_allclose(np.asarray(jitted(x, w)), x @ w, rtol=1e-12)
+        assert "call gemm(in0, in1, " in jitted.loop_ir

@@ -25,7 +25,7 @@ from hopflow.compiler.target import Target
 from hopflow.dtypes import DType
 from hopflow.errors import CompileError
 from hopflow.graph.core import Node, plain_symbol
-from hopflow.graph.types import TensorType, is_one
+from hopflow.graph.types import TensorType, is_one, same_size
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import (
@@ -45,7 +45,7 @@ from hopflow.loop_ir.program import (
     Timed,
     Trap,
 )
-from hopflow.loop_ir.walk import nodes
+from hopflow.loop_ir.walk import nodes, same
 from hopflow.symbolic.size import Size, Symbol, SymInt, free_symbols, substitute
 from hopflow.symbolic.terms import Terms
 
@@ -217,7 +217,17 @@ class Builder:
         """Return an expression over the program's symbols if it is known at entry."""
         if value.is_const:
             return int(value.attr)
+        if value.op == "mul":
+            x, y = (self.entry_size(a) for a in value.args)
+            return None if x is None or y is None else x * y
         return self.entry.get(value.attr) if value.op == "var" else None
+
+    def same_extent(self, x: Expr, y: Expr) -> bool:
+        """Return whether two extents are provably equal."""
+        if same(x, y):
+            return True
+        a, b = self.entry_size(x), self.entry_size(y)
+        return a is not None and b is not None and same_size(a, b)
 
     def _at_run(self, size: SymInt, values: Mapping[Symbol, Expr]) -> Expr:
         """Return a size known only at runtime, computed before the open nest."""

@@ -48,7 +48,7 @@ from hopflow.loop_ir.program import (
     Ref,
     Trap,
 )
-from hopflow.loop_ir.walk import merged_axes, nodes, same
+from hopflow.loop_ir.walk import merged_axes, nodes
 from hopflow.symbolic.size import Size
 
 LONG_ROW: Final = 32
@@ -738,7 +738,10 @@ class Kernels:
         for order in (variables, variables[::-1]):
             (x, _, axis), (p, n) = rest[0], order[0]
             both = zip(rest, order, strict=True)
-            whole = [y is q and same(extent, m) for (y, extent, _), (q, m) in both]
+            whole = [
+                y is q and self.b.same_extent(extent, m)
+                for (y, extent, _), (q, m) in both
+            ]
             if not all(whole[1:]):
                 continue
             prefix, first = element.args[:axis], _first(x, p)
