@@ -103,12 +103,14 @@ class _Piece:
     order   the nodes of the elements
     tests   the nodes that are such tests
     facts   the enclosing cuts, each with whether the piece is below it
+    relies  whether a test has been decided, or cut at, that needs a number to be near
     """
 
     elements: tuple[Expr, ...]
     order: Sequence[Expr]
     tests: Mapping[Expr, _Test]
     facts: tuple[tuple[_Test, bool], ...] = ()
+    relies: bool = False
     parts: "tuple[_Test, _Piece, _Piece] | None" = None
 
     def definition(self) -> Pointwise | Cut:
@@ -130,10 +132,10 @@ def _split(definition: Pointwise, space: _Space) -> Pointwise | Cut:
     if not tests:
         return definition
     whole = _Piece(elements, order, tests)
-    guard = _guarded(whole)
-    inner = whole if guard is None else guard[2]
-    waiting, pieces, size = deque([inner]), 1 if guard is None else 2, len(order)
-    most = max(size, LARGEST)
+    guard = _guard(whole)
+    near = whole if guard is None else guard[2]
+    waiting, pieces, size = deque([near]), 1 if guard is None else 2, len(order)
+    most, relies = max(size, LARGEST), False
     while waiting and pieces < MOST:
         piece = waiting.popleft()
         test = _best_test(piece)
@@ -146,42 +148,37 @@ def _split(definition: Pointwise, space: _Space) -> Pointwise | Cut:
         if grown > most:
             continue
         piece.parts, size, pieces = (test, below, above), grown, pieces + 1
+        relies = relies or below.relies or above.relies
         waiting += (below, above)
-    if inner.parts is None:
+    if near.parts is None:
         return definition
-    if guard is not None and _shifts_matter(inner, _shifted(inner)):
-        whole.parts, inner = guard, whole
-    return inner.definition()
+    whole.parts = guard if relies else near.parts
+    return whole.definition()
 
 
-def _shifted(piece: _Piece) -> int:
-    """Count the tests of a piece that are what they seem if a number is near."""
-    return sum(test.near is not None for test in piece.tests.values())
+def _guard(whole: _Piece) -> "tuple[_Test, _Piece, _Piece] | None":
+    """Return the cut that keeps what relies on a number being near from the numbers
+    that are not; None: no test needs it.
 
-
-def _shifts_matter(piece: _Piece, count: int) -> bool:
-    """Return whether a part of a piece has fewer than `count` such tests."""
-    if piece.parts is None:
-        return _shifted(piece) < count
-    return any(_shifts_matter(part, count) for part in piece.parts[1:])
-
-
-def _guarded(whole: _Piece) -> "tuple[_Test, _Piece, _Piece] | None":
-    """Return the cut between all indices, if a number is so large that tests are not
-    what they seem to be, and none of them. Of several such numbers all but the first
-    are left out; the cut is None if there are none."""
-    near = next((t.near for t in whole.tests.values() if t.near is not None), None)
-    if near is None:
+    The piece below has all indices if the number is far, and none if it is near. The
+    tests of the piece above are those that need this number, or none, to be near.
+    """
+    numbers = [t.near for t in whole.tests.values() if t.near is not None]
+    if not numbers:
         return None
-    far = e.index(_FAR)
+    near, far = numbers[0], e.index(_FAR)
     is_near = e.binary(
         "and", e.compare("ge", near, e.index(-_FAR)), e.compare("le", near, far)
     )
-    axis = next(t.axis for t in whole.tests.values() if t.near is near)
+    tests = {x: t for x, t in whole.tests.items() if t.near in (None, near)}
+    axis = next(t.axis for t in tests.values() if t.near is near)
     guard = _Test(axis, e.select(is_near, e.index(0), far), holds=True)
-    tests = {x: t for x, t in whole.tests.items() if t.near is None or t.near is near}
-    general = _Piece(whole.elements, whole.order, {})
-    return guard, general, _Piece(whole.elements, whole.order, tests)
+    order = whole.order
+    return (
+        guard,
+        _Piece(whole.elements, order, {}),
+        _Piece(whole.elements, order, tests),
+    )
 
 
 def _with_tests(
@@ -244,25 +241,28 @@ def _is_each_alone(piece: _Piece, axis: int, low: int, high: int) -> bool:
 def _assumed(piece: _Piece, test: _Test, is_below: bool, space: _Space) -> _Piece:
     """Return the piece on one side of a cut, without the tests that the cut decides."""
     facts = (*piece.facts, (test, is_below))
+    relies = piece.relies or test.near is not None
     values: dict[Expr, Expr] = {}
     for node in piece.order:
         other = piece.tests.get(node)
         decided = None if other is None else _decided(other, facts)
-        if decided is None:
+        if other is None or decided is None:
             args = tuple([values[a] for a in node.args])
             values[node] = e.with_args(node, args)
         else:
             values[node] = e.const(decided, dtypes.bool_)
+            relies = relies or other.near is not None
     elements = tuple([values[x] for x in piece.elements])
     if test.near is not None:  # what was clamped has become linear in the index
         elements = _with_tests(elements, nodes(*elements), space)
         order = nodes(*elements)
         found = _tests(order, space)
         tests = {x: t for x, t in found.items() if t.near in (None, test.near)}
-        return _Piece(elements, order, tests, facts)
-    tests = {values[x]: other for x, other in piece.tests.items() if x in values}
-    tests = {x: other for x, other in tests.items() if not x.is_const}
-    return _Piece(elements, nodes(*elements), tests, facts)
+    else:
+        order = nodes(*elements)
+        tests = {values[x]: t for x, t in piece.tests.items() if x in values}
+        tests = {x: t for x, t in tests.items() if not x.is_const}
+    return _Piece(elements, order, tests, facts, relies)
 
 
 def _decided(test: _Test, facts: Sequence[tuple[_Test, bool]]) -> bool | None:

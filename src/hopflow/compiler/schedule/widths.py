@@ -1,5 +1,6 @@
 """The vector widths of loops."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,9 +37,8 @@ def vector_binding(extent: Expr, body: Sequence[Stmt], target: Target) -> Bindin
         target.vector_width(s.value.dtype, reduces=bool(reductions), narrow=narrow)
         for s in sums or results or straight
     )
-    if not reductions and _work(straight, 2 * width, target) < PAYS * _work(
-        straight, width, target
-    ):
+    work = Counter[int]() if reductions else _work(straight, target)
+    if _instructions(work, 2 * width) < PAYS * _instructions(work, width):
         width *= 2
     if extent.is_const:
         while width > 1 and width > extent.attr:
@@ -46,12 +46,10 @@ def vector_binding(extent: Expr, body: Sequence[Stmt], target: Target) -> Bindin
     return Binding("vector", width) if width > 1 else SERIAL
 
 
-def _work(
-    straight: Sequence[Let | Store | Accumulate], width: int, target: Target
-) -> float:
-    """Return about how many instructions an iteration takes, if a vector has so many of
-    them: several where its lanes do not fit into a register."""
-    work, seen = 0, set[Expr]()
+def _work(straight: Sequence[Let | Store | Accumulate], target: Target) -> Counter[int]:
+    """Return how much work is done on values, by the lanes of a register of them."""
+    work = Counter[int]()
+    seen = set[Expr]()
     pending = [s.value for s in straight]
     while pending:
         node = pending.pop()
@@ -60,9 +58,15 @@ def _work(
         seen.add(node)
         if node.op != "load":
             pending += node.args
-        wide = node.args[0] if node.dtype is bool_ and node.args else node
-        work += weight(node) * max(1, width // target.vector_width(wide.dtype))
-    return work / width
+        value = node.args[0] if node.dtype is bool_ and node.args else node
+        work[target.vector_width(value.dtype)] += weight(node)
+    return work
+
+
+def _instructions(work: Counter[int], width: int) -> float:
+    """Return about how many instructions an iteration takes if vectors have so many
+    lanes, which may be several registers."""
+    return sum(n * max(1, width // lanes) for lanes, n in work.items()) / width
 
 
 def _is_narrow(statement: Let | Store | Accumulate) -> bool:
