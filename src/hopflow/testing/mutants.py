@@ -278,7 +278,23 @@ def _lost_block() -> Patches:
         whole = e.div(loop.extent, e.index(size))
         return replace(every, extent=e.binary("max", whole, e.index(1)))
 
-    return [(threads, "over_blocks", over_blocks)]
+    return [(threads, "over_blocks", over_blocks), _defined_results()]
+
+
+def _defined_results() -> tuple[Any, str, Any]:
+    """Return a patch that fills the memory of results before a kernel writes them.
+
+    Where a fault leaves elements unwritten, memory that NumPy had used before may hold
+    the right ones: the same program would be wrong once, and right the next time.
+    """
+    right = pipeline.aligned_empty
+
+    def filled(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        array = right(shape, dtype)
+        array[...] = 90
+        return array
+
+    return pipeline, "aligned_empty", filled
 
 
 def _columns_for_rows() -> Patches:
