@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from benchmarks import native
-from benchmarks.measure import measure, measure_calls
+from benchmarks.measure import Disagreement, measure, measure_calls
 from benchmarks.report import (
     CALLS_HEADER,
     HEADER,
@@ -52,15 +52,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         calls = [c for c in calls if c.name in wanted]
     machine = describe_machine()
     print(f"JAX {machine['jax']}, Python {machine['python']}, {machine['processor']}\n")
-    rows, many = [], []
+    rows, many, are_right = [], [], True
     if workloads:
         if why := native.missing():
             print(f"There are no times of C: {why}.\n")
         print(HEADER)
     for workload in workloads:
-        rows.append(measure(workload, options.repeat))
-        print(format_row(rows[-1]), flush=True)
-    if workloads:
+        try:
+            rows.append(measure(workload, options.repeat))
+        except Disagreement as error:  # the other rows stand
+            are_right = False
+            print(error, flush=True)
+        else:
+            print(format_row(rows[-1]), flush=True)
+    if rows:
         print(f"{format_means(rows)}\n\n{format_c(rows)}\n{format_lax_map(rows)}")
     if calls:
         print(f"\n{CALLS_HEADER}")
@@ -73,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(as_json(rows, many))
-    return 0
+    return 0 if are_right else 1
 
 
 if __name__ == "__main__":

@@ -295,6 +295,24 @@ def test_the_command_prints_a_table_and_writes_json(
     assert [row["name"] for row in rows] == ["call", "while"]
 
 
+def test_a_row_that_disagrees_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure_or_disagree(workload: Workload, repeat: int) -> Row:
+        if workload.name == "call":
+            raise Disagreement("call: result 0 differs")
+        return measure(workload, repeat)
+
+    monkeypatch.setattr(command, "measure", measure_or_disagree)
+    options = ["--repeat", "1", "--scale", "0.00001"]
+    assert command.main(["--rows", "call", *options]) == 1
+    assert command.main(["--rows", "call,while", *options]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    starts = [line.split()[0] for line in lines if line]
+    assert starts.count("call:") == 2
+    assert starts[-5:-2] == ["call:", "while", "geometric"]
+
+
 def test_the_command_refuses_a_row_that_there_is_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
