@@ -1128,6 +1128,39 @@ def test_what_a_float_is_clamped_to_bounds_an_index(name: str, dtype: Any) -> No
         assert np.asarray(jitted(table, x)).tobytes() == want.tobytes()
 
 
+def turned(x: Any, u: Any) -> Any:
+    """Read between two elements, by positions whose fraction is used, too."""
+    at = hf.clip(u * 3.0 + 1.0, 0.0, 98.5)
+    left = at.astype(hf.int32)
+    part = at - left.astype(at.dtype)
+    return x[left] * (1 - part) + x[left + 1] * part
+
+
+def halved(x: Any, u: Any) -> Any:
+    """The bounds of one value follow from those of another."""
+    at = hf.clip(u, 0.0, 1.0)
+    other = at * 99.0
+    return x[other.astype(hf.int32)] + at + other
+
+
+def sometimes(x: Any, u: Any) -> Any:
+    """A value that is 0 where nothing is read of it."""
+    at = hf.concat([hf.clip(u, 3.0, 98.0), hf.clip(u, 5.0, 99.0)])
+    return x[at.astype(hf.int32)] + at
+
+
+@pytest.mark.parametrize("f", [turned, halved, sometimes])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_clamped_floats_that_are_used_twice_bound_an_index(f: Any, dtype: Any) -> None:
+    x, special = np.arange(100.0), [np.nan, np.inf, -np.inf, -0.0, 33.0, 32.9999]
+    u = np.array([*special, *np.random.default_rng(0).normal(size=91) * 40], dtype)
+    jitted = hf.jit(f)
+    want = np.asarray(hf.jit(f, backend="interpreter")(x, u))
+    np.testing.assert_array_equal(np.asarray(jitted(x, u)), want)
+    assert "trap" not in jitted.loop_ir
+    assert jitted.llvm_ir.count("fptosi") == jitted.llvm_ir.count("fcmp ord")
+
+
 def test_counts_of_what_is_clamped_test_nothing() -> None:
     def counts(x: Any) -> Any:
         bins = hf.clip((x + 4.0) * 32.0, 0.0, 255.0).astype(np.int32)

@@ -72,7 +72,25 @@ LONG: dict[str, tuple[Any, tuple[int, ...]]] = {
         (1_000_003,),
     ),
     "rolled": (lambda x: hf.tanh(hf.roll(hf.exp(x), 3) - x), (1_000_003,)),
+    "checked": (lambda x: x[(x * 0.5).astype(hf.int64)] + x, (1_000_003,)),
+    "checked rows": (
+        lambda x: x[(x[:, :9] * 0.2).astype(hf.int64), 1] + x[:, :9],
+        (140_001, 10),
+    ),
+    "a count": (lambda x: hf.sum((hf.exp(x) > 1.0).astype(hf.int8)), (1_000_003,)),
+    "extremes": (
+        lambda x: hf.max((hf.exp(x) * 9.0).astype(hf.int32)) - _least(x),
+        (1_000_003,),
+    ),
+    "all and any": (
+        lambda x: hf.stack([hf.all(hf.exp(x) > 0.0), hf.any(hf.exp(x) > 60.0)]),
+        (1_000_003,),
+    ),
 }
+
+
+def _least(x: Any) -> Any:
+    return hf.min((hf.exp(-x) * 9.0).astype(hf.int32))
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -178,6 +196,30 @@ def test_an_error_in_a_loop_of_unknown_size_is_the_first_one() -> None:
         run(x, k)
     with pytest.raises(IndexingError, match="index 300 is out of range"):
         run(x, k[2999:])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("wrong", [[0], [4095], [4096, 999_999], [700_000, 999_999]])
+def test_the_first_index_out_of_range_of_all_threads_is_reported(
+    dynamic: bool, wrong: list[int]
+) -> None:
+    def f(x: Any, k: Any) -> Any:
+        return hf.sin(x[k]) * x[k] + x[k] * 0.5
+
+    x, k = np.random.default_rng(0).normal(size=100), np.arange(1_000_000) % 100
+    run = hf.jit(f, dynamic=dynamic)
+    want = np.sin(x[k]) * x[k] + x[k] * 0.5
+    np.testing.assert_allclose(np.asarray(run(x, k)), want, rtol=1e-13)
+    assert "failed" in run.loop_ir
+    assert "threads independent" in run.loop_ir
+    k[wrong] = 200 + np.arange(len(wrong))
+    for _ in range(2):
+        with pytest.raises(IndexingError, match="index 200 is out of range"):
+            run(x, k)
+    k[wrong] = -100
+    np.testing.assert_allclose(
+        np.asarray(run(x, k)), np.sin(x[k]) * x[k] + x[k] * 0.5, rtol=1e-13
+    )
 
 
 @pytest.mark.parametrize("f", [hf.sin, lambda x: hf.sum(hf.exp(x))])

@@ -138,3 +138,22 @@ def test_columns_are_not_gathered() -> None:
     jitted = hf.jit(lambda x: x.T * 2.0)
     jitted(np.zeros((64, 64), np.float32))
     assert "gather" not in jitted.llvm_ir
+
+
+def test_columns_are_loaded_once_for_all_rows() -> None:
+    """A store to another array does not make them load again."""
+
+    def f(x: Any) -> Any:
+        y = hf.exp(hf.sin(x))
+        z = y @ y
+        return y.T * 2.0 + y, z
+
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    jitted = hf.jit(f)
+    y = np.exp(np.sin(x))
+    np.testing.assert_allclose(np.asarray(jitted(x)[0]), y.T * 2 + y, rtol=1e-5)
+    assert any("_rows in" in head for head in heads(jitted))
+    whole = re.findall(r"shufflevector <(\d+) x float>", jitted.llvm_ir)
+    lanes = max(map(int, whole))
+    # Square blocks are transposed in steps, for each of the vectors of a row.
+    assert len(whole) <= (64 // lanes) * lanes * (lanes.bit_length() - 1)

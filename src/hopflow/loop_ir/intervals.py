@@ -1,4 +1,4 @@
-"""Bounds of floats, by interval arithmetic over the operations that are monotone.
+"""Bounds of floats, by interval arithmetic over choices and monotone operations.
 
 Rounding to nearest keeps the order of numbers, so that the rounded ends bound what is
 rounded. An interval says nothing of NaN, which any operation may give.
@@ -12,15 +12,14 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from hopflow.dtypes import DType, iinfo
+from hopflow.dtypes import DType, bool_, iinfo
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 
 Interval: TypeAlias = tuple[float, float]
 """The least and the greatest value, unless it is NaN."""
 
-DEPTH: Final = 6
-"""How many operations are looked at, one inside the other."""
+EVERYTHING: Final[Interval] = (-inf, inf)
 _MONOTONE: Final[dict[str, Callable[..., float]]] = {
     "min": min,
     "max": max,
@@ -28,37 +27,40 @@ _MONOTONE: Final[dict[str, Callable[..., float]]] = {
     "sub": operator.sub,
     "mul": operator.mul,
     "neg": operator.neg,
+    "cast": lambda x: x,
     **{name: getattr(np, name) for name in ("floor", "ceil", "trunc", "rint")},
 }
-_EVERYTHING: Final[Interval] = (-inf, inf)
 
 
-def interval(
-    node: Expr,
-    integers: Callable[[Expr], tuple[int, int]],
-    depth: int = DEPTH,
-) -> Interval:
+def interval(node: Expr, operand: Callable[[Expr], Interval]) -> Interval:
     """Return the bounds of a float.
 
     Args:
-        integers: Returns the bounds of an integer that is converted.
+        operand: Returns the bounds of an operand of the node: of a float, or of an
+            integer that is converted.
     """
     if node.op == "const":
-        return _EVERYTHING if isnan(node.attr) else (node.attr, node.attr)
-    if node.op == "cast" and node.args[0].dtype.is_integer:
-        low, high = (e.const(n, node.dtype).attr for n in integers(node.args[0]))
-        return low, high
-    if not depth or node.op not in _MONOTONE:
-        return _EVERYTHING
-    args = [interval(a, integers, depth - 1) for a in node.args]
+        return EVERYTHING if isnan(node.attr) else (node.attr, node.attr)
+    if node.op == "select":
+        lows, highs = zip(*map(operand, node.args[1:]), strict=True)
+        return min(lows), max(highs)
+    if node.op not in _MONOTONE:
+        return EVERYTHING
+    args: list[Interval] = []
+    for arg in node.args:
+        args.append(operand(arg))
+        if args[-1] == EVERYTHING and node.op not in ("min", "max"):
+            return EVERYTHING
     values = [_MONOTONE[node.op](*ends) for ends in product(*args)]
     if any(map(isnan, values)):
-        return _EVERYTHING
+        return EVERYTHING
     low, high = (e.const(x, node.dtype).attr for x in (min(values), max(values)))
     return low, high
 
 
 def limits(dtype: DType) -> tuple[int, int]:
-    """Return the least and the greatest integer of a dtype."""
+    """Return the least and the greatest number of a dtype of integers or bools."""
+    if dtype is bool_:
+        return 0, 1
     bounds = iinfo(dtype)
     return bounds.min, bounds.max

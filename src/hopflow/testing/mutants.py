@@ -49,6 +49,7 @@ from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
 from hopflow.symbolic.size import Symbol, evaluate
 from hopflow.symbolic.terms import OPERATIONS as OPERATIONS_OF_SIZES
+from hopflow.tensor import aligned
 from hopflow.trace.outside import guard
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import unbroadcast
@@ -287,7 +288,7 @@ def _defined_results() -> tuple[Any, str, Any]:
     Where a fault leaves elements unwritten, memory that NumPy had used before may hold
     the right ones: the same program would be wrong once, and right the next time.
     """
-    right = pipeline.aligned_empty
+    right = aligned.aligned_empty
 
     def filled(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         array = right(shape, dtype)

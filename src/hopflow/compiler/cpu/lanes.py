@@ -5,6 +5,7 @@ access; any other index gathers or scatters.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.emitter import CpuEmitter
@@ -387,9 +388,15 @@ class Lanes(Evaluator):
         return min(self.width, self.loop.emitter.unit.target.lanes(buffer.dtype))
 
     def forget_loads(self) -> None:
+        self.forget_changed(*[group.buffer for group, _ in self._vectors])
+
+    def forget_changed(self, *buffers: Buffer) -> None:
+        """Remove the registers that a write to these buffers, or to variables, may have
+        changed. The groups of other buffers stay: to load and to transpose them again
+        takes long, and no two buffers share memory while both are read."""
         super().forget_loads()
         for group, first in [*self._vectors]:
-            if not self.memory.is_invariant(group.buffer):
+            if group.buffer in buffers and not self.memory.is_invariant(group.buffer):
                 del self._vectors[group, first]
 
     # --- strided and other accesses
@@ -421,10 +428,13 @@ class Lanes(Evaluator):
     def _addresses(self, buffer: Buffer, distances: str) -> str:
         element = memory_type(buffer.dtype)
         pointer = self.loop.row(buffer, e.index(0))
-        return self.f.emit(
-            f"getelementptr {element}, ptr {pointer}, "
-            f"{lanes('i64', self.width)} {distances}"
-        )
+        t = lanes("i64", self.width)
+        is_wide = self.width * 64 > self.loop.emitter.unit.target.register_bits
+        if is_wide and _is_small(buffer):  # a register has more lanes of 32 bits
+            narrow = lanes("i32", self.width)
+            distances = self.f.emit(f"trunc {t} {distances} to {narrow}")
+            t = narrow
+        return self.f.emit(f"getelementptr {element}, ptr {pointer}, {t} {distances}")
 
     def _gather(self, buffer: Buffer, distances: str, condition: Expr | None) -> str:
         stored, w = memory_type(buffer.dtype, self.width), self.width
@@ -495,3 +505,9 @@ class Lanes(Evaluator):
         for lane, address in enumerate(addresses):
             value = self.f.emit(f"extractelement {stored} {bits}, i64 {lane}")
             self.f.do(f"store {element} {value}, ptr {address}{note}")
+
+
+def _is_small(buffer: Buffer) -> bool:
+    """Return whether the distances of all elements fit 32 bits."""
+    extents = [extent.attr for extent in buffer.shape if extent.is_const]
+    return len(extents) == len(buffer.shape) and prod(extents) <= 1 << 31

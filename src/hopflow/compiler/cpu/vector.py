@@ -274,7 +274,7 @@ class _StraightLanes(Lanes):
                     self._accumulate(var, combine, self.value(value))
                 case Store():
                     self._store(s, self.value(s.value))
-                    self.forget_loads()
+                    self.forget_changed(s.buffer)
 
     def _store(self, s: Store, value: str) -> None:
         member = None if self.mask else self.loop.groups.stores.get(s)
@@ -290,7 +290,7 @@ class _StraightLanes(Lanes):
     def _set(self, var: Var, value: str) -> None:
         t = register_type(var.dtype, self.width)
         self.f.do(f"store {t} {value}, ptr {self.slots[var]}")
-        self.forget_loads()
+        self.forget_changed()
 
     def _accumulate(self, var: Var, combine: str, value: str) -> None:
         t = register_type(var.dtype, self.width)

@@ -43,7 +43,7 @@ from hopflow.compiler.kernel_program.sizes import size_of_expr
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
-from hopflow.loop_ir.intervals import interval
+from hopflow.loop_ir.intervals import EVERYTHING, Interval, interval
 from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.atoms import declared
 from hopflow.symbolic.ranges import INT64
@@ -64,6 +64,8 @@ class _Bounds(NamedTuple):
 _ANY: Final = _Bounds(int(INT64.low), int(INT64.high))
 _STEPS: Final = 1 << 56
 """No loop has more steps."""
+_DEPTH: Final = 6
+"""How many operations on floats are looked at, one inside the other."""
 
 
 def simplify(program: KernelProgram, _context: Context) -> None:
@@ -92,11 +94,13 @@ class _Facts:
 
     loops     the bounds of loop counters
     elements  the bounds of the integers in a value
+    floats    the bounds of the floats in a value
     sizes     what symbols equal, over symbols defined earlier
     """
 
     loops: dict[Var, _Bounds] = field(default_factory=dict)
     elements: dict[Value, _Bounds] = field(default_factory=dict)
+    floats: dict[Value, Interval] = field(default_factory=dict)
     sizes: dict[Symbol, Size] = field(default_factory=dict)
 
     def size(self, size: Size) -> Size:
@@ -116,13 +120,22 @@ class _Facts:
         most = min(declared(terms_of(size)).high - 1, _STEPS)
         return _Bounds(0, int(most), _if_positive(size))
 
+    def interval(self, node: Expr) -> Interval:
+        """Return the bounds of a float element of a value."""
+        low, high = self.floats.get(node.attr, EVERYTHING)
+        if e.condition_of(node) is None:
+            return low, high
+        return min(low, 0.0), max(high, 0.0)  # 0 where it is false
+
     def learn(
         self, equation: Equation, elements: Sequence[Expr], simplifier: "_Simplifier"
     ) -> None:
-        """Record the bounds of the integers that an equation computes."""
+        """Record the bounds of the numbers that an equation computes."""
         for value, x in zip(equation.results, elements, strict=False):
             if x.dtype.is_integer and simplifier.bounds(x) != _limits(x.dtype):
                 self.elements[value] = simplifier.bounds(x)
+            if x.dtype.is_float and (ends := simplifier.interval(x)) != EVERYTHING:
+                self.floats[value] = ends
         if equation.symbol is not None and elements[0].op in ("const", "size"):
             size = self.size(elements[0].attr)
             if equation.symbol not in free_symbols(size):
@@ -165,13 +178,14 @@ def _simplified(equation: Equation, kernel: Definition, facts: _Facts) -> Defini
     roots = all_expressions(kernel)
     order = nodes(*roots)
     is_pointwise = isinstance(kernel, Pointwise)
-    learns = is_pointwise and any(v.dtype.is_integer for v in equation.results)
-    if not learns and not any(map(_has_bounds, order)):
-        return kernel
-    simplifier = _Simplifier(shape, facts)
-    elements = simplifier.of(roots, order)
-    if learns:
+    simplifier, elements = _Simplifier(shape, facts), roots
+    changes = any(map(_has_bounds, order))
+    if changes or any(v.dtype.is_integer for v in equation.results):
+        elements = simplifier.of(roots, order)
+    if is_pointwise:
         facts.learn(equation, elements, simplifier)
+    if elements is roots:
+        return kernel
     replaced = iter(elements)
     return map_expressions(kernel, lambda _: next(replaced))
 
@@ -218,6 +232,16 @@ class _Simplifier:
             self._bounds[node] = bounds
         return bounds
 
+    def interval(self, node: Expr, depth: int = _DEPTH) -> Interval:
+        """Return the bounds of a number, by at most `depth` operations on floats."""
+        if not node.dtype.is_float:
+            return self.bounds(node)[:2]
+        if node.op == "element":
+            return self._facts.interval(node)
+        if not depth:
+            return EVERYTHING
+        return interval(node, lambda operand: self.interval(operand, depth - 1))
+
     def _of(self, node: Expr) -> _Bounds:
         """Return the bounds of a node if it does not wrap around."""
         facts, limits = self._facts, _limits(node.dtype)
@@ -237,8 +261,7 @@ class _Simplifier:
             bounds = declared(terms_of(facts.size(node.attr))) & INT64
             return _Bounds(int(bounds.low), int(bounds.high))
         if node.op == "cast" and node.args[0].dtype.is_float:
-            ends = interval(node.args[0], lambda x: self.bounds(x)[:2])
-            return _converted(*ends, limits)
+            return _converted(*self.interval(node.args[0]), limits)
         args = [a for a in node.args if a.dtype.is_integer]
         return _bounds_of(node, [self.bounds(a) for a in args]) or limits
 

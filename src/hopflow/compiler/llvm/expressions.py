@@ -35,7 +35,7 @@ from hopflow.loop_ir.expr import (
     index_of,
     read,
 )
-from hopflow.loop_ir.intervals import interval, limits
+from hopflow.loop_ir.intervals import EVERYTHING, Interval, interval, limits
 
 Leaf: TypeAlias = Callable[[Expr], str]
 
@@ -94,8 +94,12 @@ class Evaluator:
         return memo[expr]
 
     def _bound(self, node: Expr) -> None:
-        """Record the bound of an index that is never negative."""
-        if node.dtype is int64 and node.op in _BOUNDS:
+        """Record the bound of an index that is never negative, or those of a float."""
+        if node.dtype.is_float:
+            ends = interval(node, self._ends)
+            if ends != EVERYTHING:
+                self.f.intervals[self.memo[node]] = ends
+        elif node.dtype is int64 and node.op in _BOUNDS:
             bounds = [self.bound(a) for a in node.args]
             bound = _BOUNDS[node.op](*bounds) if all(bounds) else 0
             if 0 < bound <= 1 << 63:
@@ -110,6 +114,14 @@ class Evaluator:
             value: int = node.attr
             return max(value + 1, 0)
         return self.f.bounds.get(self.memo[node], 0)
+
+    def _ends(self, node: Expr) -> Interval:
+        """Return the bounds of a number in `memo`."""
+        if not node.dtype.is_float:
+            return limits(node.dtype)
+        if node.is_const:
+            return interval(node, self._ends)
+        return self.f.intervals.get(self.memo[node], EVERYTHING)
 
     def number(self, key: Hashable, register: str) -> None:
         """Record the register of an operation on registers."""
@@ -180,9 +192,10 @@ def apply(f: Function, node: Expr, args: list[str], width: int) -> str:
     if op in MATH:
         return call_math(f, op, node.dtype, width, args)
     if op == "cast":
-        [x] = node.args
-        fits = x.dtype.is_float and node.dtype.is_integer and _fits(x, node.dtype)
-        return operations.cast(f, args[0], x.dtype, node.dtype, width, fits=fits)
+        [source], [register] = node.args, args
+        from_, to = source.dtype, node.dtype
+        fits = from_.is_float and to.is_integer and _fits(f, register, to)
+        return operations.cast(f, register, from_, to, width, fits=fits)
     if op == "bitcast":
         return operations.bitcast(f, args[0], node.args[0].dtype, node.dtype, width)
     compares = op in COMPARE or op == "isnan"
@@ -190,9 +203,9 @@ def apply(f: Function, node: Expr, args: list[str], width: int) -> str:
     return operations.operation(f, op, dtype, width, args)
 
 
-def _fits(x: Expr, dtype: DType) -> bool:
+def _fits(f: Function, register: str, dtype: DType) -> bool:
     """Return whether a float is NaN, or within the range of an integer dtype."""
-    low, high = interval(x, lambda n: limits(n.dtype))
+    low, high = f.intervals.get(register, EVERYTHING)
     least, most = limits(dtype)
     return least <= low and high <= most
 

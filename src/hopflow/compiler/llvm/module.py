@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from hopflow.loop_ir.intervals import Interval
+
 OPAQUE = "nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)"
 """Attributes of an external function that accesses its arguments, and no other memory
 of the program."""
@@ -184,6 +186,7 @@ class Function:
         self._preheaders: list[list[str]] = []  # of the open loops, outermost first
         self._depths: dict[str, int] = {}
         self.bounds: dict[str, int] = {}  # exclusive, of i64 that are never negative
+        self.intervals: dict[str, Interval] = {}  # of floats that have bounds
 
     def emit(self, instruction: str) -> str:
         """Append an instruction with a result; return its register."""

@@ -11,6 +11,17 @@ runtime. A long loop of vectors becomes blocks:
     for i0_block in 0..256 threads independent:
         for i0_row in 0..4096 vector 8 independent:
             out0[i0_block * 4096 + i0_row] = sin(x[i0_block * 4096 + i0_row])
+
+A loop that accumulates what any order gives the same bits of (flags, integers), like
+`failed |= not test`, keeps one result for each block, and combines them afterwards:
+
+    for i0_block in 0..256 threads independent:
+        var failed_part: bool = False
+        for i0_row in 0..4096 vector 8 independent:
+            failed_part |= not test
+        parts[i0_block] = failed_part
+    for i0_block_part in 0..256:
+        failed |= parts[i0_block_part]
 """
 
 from collections import Counter
@@ -23,20 +34,27 @@ from hopflow.compiler.private import private_to
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.compiler.target import Target
-from hopflow.loop_ir.expr import Buffer, Expr
+from hopflow.dtypes import DType, int64
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.intervals import limits
 from hopflow.loop_ir.program import (
+    Accumulate,
     Allocate,
+    Assign,
     Barrier,
     Binding,
     Call,
+    Declare,
     For,
     HostCall,
     Invoke,
     Program,
     Stmt,
+    Store,
     While,
 )
-from hopflow.loop_ir.walk import bodies, statements, uses
+from hopflow.loop_ir.walk import bodies, nodes, statements, uses
 
 LARGE: Final = 1 << 22
 """Instructions of a loop over elements, from which on it uses threads: some tenths of a
@@ -47,6 +65,8 @@ LANES: Final = 8
 """Multiply-adds of a product of matrices in an instruction."""
 BLOCK: Final = 1 << 12
 """Elements of a block: a few microseconds."""
+ROWS: Final = 1 << 4
+"""Rows of a block, if it has a result of its own."""
 THREADS: Final = Binding("threads")
 _SHARED = (Allocate, Barrier, HostCall, Invoke)
 """Statements that access memory which iterations share."""
@@ -55,36 +75,108 @@ _SHARED = (Allocate, Barrier, HostCall, Invoke)
 def bind_threads(program: Program, target: Target) -> None:
     """Bind such loops of a program, in place, if the target has threads."""
     if target.has_threads:
-        _bind(program.body, cache(lambda: uses(program.body)))
+        named = cache(lambda: uses(program.body))
+        program.body = _bound(program.body, program, named)
 
 
-def _bind(body: list[Stmt], named: Callable[[], Counter[Buffer]]) -> None:
-    for k, statement in enumerate(body):
-        if isinstance(statement, For) and _suits(statement, named):
-            body[k] = _threaded(statement)
-        elif not (isinstance(statement, For) and statement.independent):
+def _bound(
+    body: list[Stmt], program: Program, named: Callable[[], Counter[Buffer]]
+) -> list[Stmt]:
+    """Return statements with their loops bound."""
+    bound: list[Stmt] = []
+    for statement in body:
+        if isinstance(statement, For) and _suits(statement, program, named):
+            bound += _threaded(statement, program)
+            continue
+        if not (isinstance(statement, For) and statement.independent):
             for inner in bodies(statement):
-                _bind(inner, named)
+                inner[:] = _bound(inner, program, named)
+        bound.append(statement)
+    return bound
 
 
-def _threaded(loop: For) -> For:
-    """Return the loop over threads. Vectors are grouped into blocks, each worth a
-    call."""
-    if loop.binding.kind != "vector":
+def _threaded(loop: For, program: Program) -> list[Stmt]:
+    """Return the loop over threads, and what combines the results of its blocks.
+
+    Vectors are grouped into blocks, each worth a call, and so are rows if each block
+    has a result.
+    """
+    changed = sorted(Summary.of(loop).changed, key=lambda var: var.name)
+    is_vector = loop.binding.kind == "vector"
+    if not (is_vector or changed):
         loop.binding = THREADS
-        return loop
-    number, inner = block_of(loop, BLOCK)
-    return over_blocks(number, loop, BLOCK, [inner], THREADS)
+        return [loop]
+    size = BLOCK if is_vector else ROWS
+    number, inner = block_of(loop, size)
+    body: list[Stmt] = [inner]
+    threaded = over_blocks(number, loop, size, body, THREADS)
+    combined = [_in_parts(var, threaded, program) for var in changed]
+    return [threaded, *combined]
 
 
-def _suits(loop: For, named: Callable[[], Counter[Buffer]]) -> bool:
+def _in_parts(var: Var, loop: For, program: Program) -> For:
+    """Let the iterations of a loop accumulate to a variable of their own. Return the
+    loop that combines these."""
+    [number, part] = (
+        Var(f"{loop.var.name}_part", int64),
+        Var(f"{var.name}_part", var.dtype),
+    )
+    parts = Buffer(f"{var.name}_parts", var.dtype, (loop.extent,), "arena")
+    program.arena.append(parts)
+    combine = ""
+    for statement in statements(loop.body):
+        if isinstance(statement, Accumulate) and statement.var is var:
+            statement.var, combine = part, statement.combine
+    neutral = e.const(_EXACT[combine](var.dtype), var.dtype)
+    at = (e.read(loop.var),)
+    loop.body = [Declare(part, neutral), *loop.body, Store(parts, at, e.read(part))]
+    value = e.load(parts, (e.read(number),))
+    return For(number, loop.extent, [Accumulate(var, combine, value)], nodes=loop.nodes)
+
+
+def _suits(loop: For, program: Program, named: Callable[[], Counter[Buffer]]) -> bool:
     inside = list(statements(loop.body))
     if not loop.independent or not (any(map(_loops, inside)) or _work(loop) > LARGE):
         return False
     summary = Summary.of(loop)
-    if any(map(_is_foreign, inside)) or summary.changed:
+    if any(map(_is_foreign, inside)):
+        return False
+    if summary.changed and not (
+        _is_known(loop.extent, program) and _are_exact(summary, inside)
+    ):
         return False
     return writes_rows(loop, private_to(summary, named()))
+
+
+def _is_known(extent: Expr, program: Program) -> bool:
+    """Return whether an extent follows from the sizes of a call."""
+    leaves = [node for node in nodes(extent) if not (node.args or node.is_const)]
+    return all(x.op == "var" and x.attr in program.sizes for x in leaves)
+
+
+def _are_exact(summary: Summary, inside: Sequence[Stmt]) -> bool:
+    """Return whether the order in which a loop combines numbers changes no bit."""
+    combines: dict[Var, set[str]] = {var: set() for var in summary.changed}
+    for statement in inside:
+        if isinstance(statement, Accumulate) and statement.var in combines:
+            combines[statement.var].add(statement.combine)
+        elif isinstance(statement, Assign) and statement.var in combines:
+            return False
+    return summary.changed.isdisjoint(summary.read) and all(
+        len(names) == 1 and names <= _EXACT.keys() and not var.dtype.is_float
+        for var, names in combines.items()
+    )
+
+
+_EXACT: Final[dict[str, Callable[[DType], int]]] = {
+    "or": lambda _: 0,
+    "and": lambda _: 1,
+    "add": lambda _: 0,
+    "mul": lambda _: 1,
+    "min": lambda dtype: limits(dtype)[1],
+    "max": lambda dtype: limits(dtype)[0],
+}
+"""The neutral elements of operations that are associative and commutative."""
 
 
 def _work(loop: For, unknown: int = ELEMENTS) -> int:
