@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hopflow.dtypes import DType, float64, int64
+from hopflow.symbolic.scalars import terms_of
 from hopflow.symbolic.size import Size, SymInt
 
 Shape: TypeAlias = tuple[Size, ...]
@@ -93,6 +94,16 @@ def is_zero(size: Size) -> bool:
 
 def same_shape(a: Shape, b: Shape) -> bool:
     return a is b or (len(a) == len(b) and all(map(same_size, a, b)))
+
+
+def equal_shape(a: Shape, b: Shape) -> bool:
+    """Whether two shapes are the same expressions: what needs no fact to be proven."""
+    return a is b or (
+        len(a) == len(b)
+        and all(
+            [n is m or terms_of(n) == terms_of(m) for n, m in zip(a, b, strict=True)]
+        )
+    )
 
 
 def same_type(a: TensorType, b: TensorType) -> bool:

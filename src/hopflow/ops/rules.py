@@ -6,6 +6,7 @@ and a scalar expression; other families use the parts.
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -22,7 +23,7 @@ from hopflow.errors import (
     DTypeError,
     ShapeError,
 )
-from hopflow.graph.types import Shape, TensorType, is_one, is_zero
+from hopflow.graph.types import Shape, TensorType, equal_shape, is_one, is_zero
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Operand, Pointwise, elements
 from hopflow.ops import batching
@@ -84,6 +85,12 @@ _KINDS: Final[dict[tuple[DType, ...], str]] = {
 }
 
 
+@cache
+def _members(allowed: tuple[DType, ...]) -> frozenset[DType]:
+    """Return dtypes as a set: a tuple would be compared with one after another."""
+    return frozenset(allowed)
+
+
 def _kind(allowed: tuple[DType, ...]) -> str:
     return _KINDS.get(allowed) or " or ".join(d.name for d in allowed)
 
@@ -96,8 +103,9 @@ def require_dtype(
     Raises:
         DTypeError: a dtype is not allowed.
     """
+    members = _members(allowed)
     for type_ in types:
-        if type_.dtype not in allowed:
+        if type_.dtype not in members:
             raise _wrong_kind(name, [t.dtype for t in types], allowed)
 
 
@@ -120,7 +128,7 @@ def _promotion(allowed: tuple[DType, ...], *, to_float: bool = False) -> Promoti
         dtype, weak = dtypes.promote(*operands)
         if to_float and not dtype.is_float:
             dtype = dtypes.DEFAULT_FLOAT
-        if dtype not in allowed:
+        if dtype not in _members(allowed):
             raise _wrong_kind(name, [d for d, _ in operands], allowed)
         return dtype, weak
 
@@ -187,6 +195,9 @@ def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
         ShapeError: two sizes differ, and neither is 1.
         DataDependentError: only a run can tell whether two sizes agree.
     """
+    arrays = [shape for shape in shapes if shape]
+    if arrays and all([equal_shape(shape, arrays[0]) for shape in arrays[1:]]):
+        return arrays[0]
     ndim = max(map(len, shapes), default=0)
     result: list[Size] = [1] * ndim
     for shape in shapes:
