@@ -17,8 +17,9 @@ of a body that computes several rows of a transposed array:
         out[k + 3, i] = x[i, k + 3]
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple
 
 from hopflow.compiler.cpu.affine import Affine
@@ -91,11 +92,18 @@ class Groups:
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self.stores) or any(
-            self._pays(group, len(group.loaded))
-            for groups in self._groups.values()
-            for group in groups
-        )
+        return bool(self.stores) or any(self._loaded())
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows are transposed, which takes much code."""
+        return any(group.stride is not None for group in self._loaded())
+
+    def _loaded(self) -> Iterator[Group]:
+        """Yield the groups that are loaded as vectors."""
+        for group in chain.from_iterable(self._groups.values()):
+            if self._pays(group, len(group.loaded)):
+                yield group
 
     def load(self, buffer: Buffer, at: Index) -> Member | None:
         """Return the member that a read without condition takes; None: it is no

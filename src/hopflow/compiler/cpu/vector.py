@@ -153,7 +153,8 @@ class VectorLoop(LaneLoop):
     def _main(self, whole: str) -> None:
         """Emit all whole vectors."""
         count = None if whole.startswith("%") else int(whole)
-        copies = 1 if self._size > LARGE_BODY else MAX_UNROLLED
+        is_large = self._size > LARGE_BODY or self.groups.has_rows
+        copies = 1 if is_large else MAX_UNROLLED
         if count is not None and count <= copies * self.width:
             for position in range(0, count, self.width):
                 self._run(str(position))
