@@ -10,6 +10,7 @@ import pytest
 from hopflow import dtypes
 from hopflow.compiler.cpu.blas import fortran
 from hopflow.compiler.cpu.runtime import Kernel, Trapped, compile_program
+from hopflow.compiler.cpu.sort import FEW, RUN
 from hopflow.compiler.cpu.target import host
 from hopflow.dtypes import DType, bool_, float32, float64, int32, int64
 from hopflow.errors import CompileError
@@ -189,7 +190,10 @@ def test_triangular_solve(
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
 def test_argsort_is_stable(dtype: DType, descending: bool) -> None:
     random = np.random.default_rng(0)
-    for n in (0, 1, 2, 3, 8, 100, 1001):
+    # Runs end, runs are merged, and digits are counted from some length on.
+    limits = [k * RUN for k in (1, 2, 3)] + [FEW * bits for bits in (8, 16, 32, 64)]
+    near = {n + k for n in limits for k in (-1, 0, 1)}
+    for n in (0, 1, 2, 3, 8, 100, 1001, *sorted(near)):
         keys = random.integers(0, 2 if dtype is bool_ else 20, n).astype(dtype.dtype)
         if dtype.is_float:
             keys = keys - np.array(10, dtype.dtype)

@@ -2,7 +2,8 @@
 
 Many keys are sorted digit by digit, from the last one (D. Knuth, The Art of Computer
 Programming, volume 3, section 5.2.5): each pass keeps the order of the one before where
-digits are equal. Few keys are merged, which needs no counts of digits. Both are stable.
+digits are equal. Few keys are merged, which needs no counts of digits; in the shortest
+runs each key is compared with all others. Both are stable.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import (
     Assign,
+    Binding,
     Copy,
     Declare,
     For,
@@ -30,13 +32,18 @@ from hopflow.loop_ir.program import (
 )
 from hopflow.loop_ir.routines import ROUTINES
 
-FEW: Final = 256
-"""Up to this number of keys are merged."""
+FEW: Final = 2
+"""Up to this number of keys for each bit of a code are merged: counting digits takes
+as long as the digits that there can be."""
+RUN: Final = 16
+"""The number of keys in a run that is not merged from shorter ones."""
 KEPT: Final = 64
 """Up to this number of the largest keys are found by one scan."""
 _DIGIT: Final = 8
 """Bits of a digit. A pass writes to one place for each value of a digit, and these
 places should be in the first-level cache."""
+_LANES: Final = 8
+"""Keys that are compared at a time."""
 _I64: Final = dtypes.int64
 _CODES: Final = {8: dtypes.uint8, 16: dtypes.uint16, 32: dtypes.uint32}
 
@@ -75,8 +82,8 @@ def _sort(w: Wrapper, out: Buffer, workspace: Buffer, descending: Expr) -> None:
         w.emitter.body([If(e.read(in_workspace), [Copy(out, workspace)])])
 
     w.emitter.branch(
-        e.compare("le", n, e.index(FEW)),
-        lambda: sort(_merge_passes),
+        e.compare("le", n, e.index(FEW * _code_type(w.buffers["keys"].dtype).bits)),
+        lambda: sort(lambda order: _Merge(order).passes()),
         lambda: sort(lambda order: _Radix(order).passes()),
     )
 
@@ -93,6 +100,16 @@ class _Order(NamedTuple):
 def _on_stack(w: Wrapper, count: int, dtype: DType) -> str:
     """Return a register with the address of `count` numbers on the stack."""
     return w.f.slot(f"[{count} x {memory_type(dtype)}]", "numbers", align=64)
+
+
+def _codes(w: Wrapper, dtype: DType) -> tuple[Buffer, Buffer]:
+    """Return buffers for codes in two orders, whose memory can be exchanged."""
+    buffers = []
+    for memory in ("codes", "sorted_codes"):
+        buffers.append(Buffer(memory, dtype, (w.scalars["n"],), "arena"))
+        w.memory.place_in_slot(buffers[-1], w.pointer(w.buffers[memory]))
+    old, new = buffers
+    return old, new
 
 
 # --- by digits ------------------------------------------------------------------------
@@ -118,11 +135,7 @@ class _Radix:
         self.counts = Buffer("counts", _I64, shape, "arena")
         w.memory.place(self.counts, _on_stack(w, self.count << _DIGIT, _I64))
         w.clear(self.counts)
-        self.old, self.new = (
-            Buffer(name, dtype, (self.n,), "arena") for name in ("old", "new")
-        )
-        for buffer, memory in ((self.old, "codes"), (self.new, "sorted_codes")):
-            w.memory.place_in_slot(buffer, w.pointer(w.buffers[memory]))
+        self.old, self.new = _codes(w, dtype)
 
     def place(self, number: Expr) -> Index:
         """Return the index in the counts of a digit of the code."""
@@ -184,6 +197,13 @@ def _sum_before(counts: Buffer, row: Expr, length: Expr) -> list[Stmt]:
     return [Declare(total, e.index(0)), For(at, length, body)]
 
 
+def _code_type(dtype: DType) -> DType:
+    """Return the dtype of the codes of keys."""
+    if dtype in NARROW_FLOATS:
+        return dtypes.uint32
+    return _CODES.get(max(8, dtype.bits), dtypes.uint64)
+
+
 def _code(key: Expr, descending: Expr) -> Expr:
     """Return an unsigned integer whose order is that of a key.
 
@@ -193,24 +213,24 @@ def _code(key: Expr, descending: Expr) -> Expr:
     dtype = key.dtype
     if dtype in NARROW_FLOATS:
         key, dtype = e.cast(key, dtypes.float32), dtypes.float32
-    code_type = _CODES.get(max(8, dtype.bits), dtypes.uint64)
-    ones = e.const(-1, code_type)
+    to = _code_type(dtype)
+    ones = e.const(-1, to)
     if dtype.kind == "b":
-        code = e.cast(key, code_type)
+        code = e.cast(key, to)
     else:
-        sign = e.const(1 << (dtype.bits - 1), code_type)
+        sign = e.const(1 << (dtype.bits - 1), to)
         if dtype.kind == "f":
             key = e.select(
                 e.compare("eq", key, e.const(0, dtype)), e.const(0, dtype), key
             )
-        code = e.bitcast(key, code_type)
+        code = e.bitcast(key, to)
         if dtype.kind == "f":
             is_negative = e.compare("ge", code, sign)
             code = e.binary("xor", code, e.select(is_negative, ones, sign))
             code = e.select(e.unary("isnan", key), ones, code)
         elif dtype.kind == "i":
             code = e.binary("xor", code, sign)
-    return e.binary("xor", code, e.select(descending, ones, e.const(0, code_type)))
+    return e.binary("xor", code, e.select(descending, ones, e.const(0, to)))
 
 
 # --- the first ones -------------------------------------------------------------------
@@ -291,102 +311,120 @@ def _keep_first(w: Wrapper, descending: Expr) -> list[Stmt]:
 # --- by merging -----------------------------------------------------------------------
 
 
-def _merge_passes(order: _Order) -> list[Stmt]:
-    """Merge runs of 1, 2, 4, ... from `source` to `sink`, and swap them each time."""
-    w, source, sink, descending = order
-    keys, n = w.buffers["keys"], w.scalars["n"]
-    run, start = Var("run", _I64), Var("start", _I64)
-    middle, end = Var("middle", _I64), Var("end", _I64)
+class _Merge:
+    """A merge sort of short runs, which are sorted by the ranks of their keys.
 
-    def later(position: Var) -> Expr:
-        return e.binary("min", n, e.add(e.read(position), e.read(run)))
-
-    return [
-        Declare(run, e.index(1)),
-        While(
-            [],
-            e.compare("lt", e.read(run), n),
-            [
-                Declare(start, e.index(0)),
-                While(
-                    [],
-                    e.compare("lt", e.read(start), n),
-                    [
-                        Let(
-                            middle,
-                            e.binary("min", n, e.add(e.read(start), e.read(run))),
-                        ),
-                        Let(
-                            end, e.binary("min", n, e.add(e.read(middle), e.read(run)))
-                        ),
-                        *_merge(
-                            keys,
-                            source,
-                            sink,
-                            (e.read(start), e.read(middle), e.read(end)),
-                            descending,
-                        ),
-                        Assign(start, e.read(end)),
-                    ],
-                ),
-                Swap(source, sink),
-                Assign(run, e.add(e.read(run), e.read(run))),
-            ],
-        ),
-    ]
-
-
-def _merge(
-    keys: Buffer,
-    source: Buffer,
-    sink: Buffer,
-    borders: tuple[Expr, Expr, Expr],
-    descending: Expr,
-) -> list[Stmt]:
-    """Merge the runs [start, middle) and [middle, end) without data-dependent branches.
-
-    A position past its run is clamped to the last of the run, and its key is not used.
+    old, new   the codes in the order of `source`, and in that of `sink`
+    ranks      for each key of a run: the number of keys that go before it
     """
-    start, middle, end = borders
-    left, right, at = Var("left", _I64), Var("right", _I64), Var("step", _I64)
-    from_left, from_right = Var("from_left", _I64), Var("from_right", _I64)
-    x, y = Var("x", keys.dtype), Var("y", keys.dtype)
-    take = Var("take", dtypes.bool_)
-    one = e.index(1)
-    last_left, last_right = e.sub(middle, one), e.sub(end, one)
-    before = e.select(
-        descending,
-        _less(e.read(x), e.read(y)),
-        _less(e.read(y), e.read(x)),
-    )
-    left_done = e.compare("ge", e.read(left), middle)
-    right_remains = e.compare("lt", e.read(right), end)
-    taken = e.cast(e.read(take), _I64)
-    body: list[Stmt] = [
-        Let(from_left, e.load(source, (e.binary("min", e.read(left), last_left),))),
-        Let(from_right, e.load(source, (e.binary("min", e.read(right), last_right),))),
-        Let(x, e.load(keys, (e.read(from_left),))),
-        Let(y, e.load(keys, (e.read(from_right),))),
-        Let(take, e.binary("and", right_remains, e.binary("or", left_done, before))),
-        Store(
-            sink,
-            (e.add(start, e.read(at)),),
-            e.select(e.read(take), e.read(from_right), e.read(from_left)),
-        ),
-        Assign(right, e.add(e.read(right), taken)),
-        Assign(left, e.add(e.read(left), e.sub(one, taken))),
-    ]
-    return [
-        Declare(left, start),
-        Declare(right, middle),
-        For(at, e.sub(end, start), body),
-    ]
 
+    def __init__(self, order: _Order) -> None:
+        w, self.source, self.sink, descending = order
+        self.keys, self.n = w.buffers["keys"], w.scalars["n"]
+        self.key = Var("key", self.keys.dtype)
+        self.value = _code(e.read(self.key), descending)
+        self.old, self.new = _codes(w, self.value.dtype)
+        self.ranks = Buffer("ranks", _I64, (e.index(RUN),), "arena")
+        w.memory.place(self.ranks, _on_stack(w, RUN, _I64))
 
-def _less(x: Expr, y: Expr) -> Expr:
-    """Return whether a key is less than another; NaNs are greater than any number."""
-    less = e.compare("lt", x, y)
-    if x.dtype.kind != "f":
-        return less
-    x_nan, y_nan = e.unary("isnan", x), e.unary("isnan", y)
-    return e.binary("or", less, e.binary("and", e.unary("not", x_nan), y_nan))
+    def passes(self) -> list[Stmt]:
+        at, block, run = Var("at", _I64), Var("block", _I64), Var("run", _I64)
+        whole = e.div(self.n, e.index(RUN))
+        first, rest = (e.mul(k, e.index(RUN)) for k in (e.read(block), whole))
+        code: list[Stmt] = [
+            Let(self.key, e.load(self.keys, (e.read(at),))),
+            Store(self.old, (e.read(at),), self.value),
+        ]
+        return [
+            For(at, self.n, code),
+            For(block, whole, self.ranked(first, e.index(RUN))),
+            *self.ranked(rest, e.sub(self.n, rest)),
+            *self.exchange(),
+            Declare(run, e.index(RUN)),
+            While([], e.compare("lt", e.read(run), self.n), self.one_pass(run)),
+        ]
+
+    def exchange(self) -> list[Stmt]:
+        return [Swap(self.old, self.new), Swap(self.source, self.sink)]
+
+    def ranked(self, first: Expr, length: Expr) -> list[Stmt]:
+        """Sort the run of at most `RUN` keys from `first` on."""
+        i, other, code = Var("i", _I64), Var("other", _I64), Var("code", self.old.dtype)
+        to, at, each = Var("to", _I64), e.read(i), Binding("vector", _LANES)
+        own = e.load(self.old, (e.add(first, at),))
+        is_after = e.binary(
+            "or",
+            e.compare("lt", e.read(code), own),
+            e.binary(
+                "and",
+                e.compare("eq", e.read(code), own),
+                e.compare("lt", e.read(other), at),
+            ),
+        )
+        rank = e.load(self.ranks, (at,))
+        count = Store(self.ranks, (at,), e.add(rank, e.cast(is_after, _I64)))
+        move: list[Stmt] = [
+            Let(to, e.add(first, rank)),
+            Store(self.new, (e.read(to),), own),
+            Store(self.sink, (e.read(to),), e.load(self.source, (e.add(first, at),))),
+        ]
+        compare: list[Stmt] = [
+            Let(code, e.load(self.old, (e.add(first, e.read(other)),))),
+            For(i, length, [count], True, each),
+        ]
+        return [
+            For(i, length, [Store(self.ranks, (at,), e.index(0))], True, each),
+            For(other, length, compare),
+            For(i, length, move),
+        ]
+
+    def one_pass(self, run: Var) -> list[Stmt]:
+        """Merge each two neighbouring runs."""
+        start, middle, end = (Var(name, _I64) for name in ("start", "middle", "end"))
+
+        def later(position: Var) -> Expr:
+            return e.binary("min", self.n, e.add(e.read(position), e.read(run)))
+
+        pair: list[Stmt] = [
+            Let(middle, later(start)),
+            Let(end, later(middle)),
+            *self.merged(e.read(start), e.read(middle), e.read(end)),
+            Assign(start, e.read(end)),
+        ]
+        return [
+            Declare(start, e.index(0)),
+            While([], e.compare("lt", e.read(start), self.n), pair),
+            *self.exchange(),
+            Assign(run, e.add(e.read(run), e.read(run))),
+        ]
+
+    def merged(self, start: Expr, middle: Expr, end: Expr) -> list[Stmt]:
+        """Merge [start, middle) and [middle, end) without data-dependent branches.
+
+        A position past its run is clamped to the last of the run, whose code is then
+        not used.
+        """
+        left, right, at = Var("left", _I64), Var("right", _I64), Var("step", _I64)
+        x, y = (Var(name, self.old.dtype) for name in ("x", "y"))
+        take, one = Var("take", dtypes.bool_), e.index(1)
+        from_left = e.binary("min", e.read(left), e.sub(middle, one))
+        from_right = e.binary("min", e.read(right), e.sub(end, one))
+        left_done = e.compare("ge", e.read(left), middle)
+        right_remains = e.compare("lt", e.read(right), end)
+        before = e.binary("or", left_done, e.compare("lt", e.read(y), e.read(x)))
+        taken, to = e.cast(e.read(take), _I64), (e.add(start, e.read(at)),)
+        sources = [e.load(self.source, (k,)) for k in (from_right, from_left)]
+        body: list[Stmt] = [
+            Let(x, e.load(self.old, (from_left,))),
+            Let(y, e.load(self.old, (from_right,))),
+            Let(take, e.binary("and", right_remains, before)),
+            Store(self.new, to, e.select(e.read(take), e.read(y), e.read(x))),
+            Store(self.sink, to, e.select(e.read(take), *sources)),
+            Assign(right, e.add(e.read(right), taken)),
+            Assign(left, e.add(e.read(left), e.sub(one, taken))),
+        ]
+        return [
+            Declare(left, start),
+            Declare(right, middle),
+            For(at, e.sub(end, start), body),
+        ]
