@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow.compiler.layout import given_strides, layout_of, strides_of
+from hopflow.compiler.layout import SMALL, given_strides, layout_of, strides_of
 from hopflow.compiler.pipeline import Executable, lower
 from hopflow.errors import IndexingError
 from hopflow.graph.types import TensorType
@@ -97,3 +97,14 @@ def test_a_trap_of_a_strided_program_has_its_line() -> None:
     compiled = Executable(hf.trace(lambda x, i: x[i] + hf.sum(x), x, i).graph)
     with pytest.raises(IndexingError, match=r"test_strided_inputs\.py"):
         compiled([x, i])
+
+
+def test_rows_that_are_far_apart_are_gathered() -> None:
+    """The distance of an element from the first one may need more than 32 bits."""
+    apart, columns = 1 << 30, SMALL + 1
+    memory = np.zeros(2 * apart + columns, np.uint8)  # nearly all is never touched
+    x = np.lib.stride_tricks.as_strided(memory, (3, columns), (apart, 1))
+    x[:, :16] = np.arange(48).reshape(3, 16)
+    i, j = np.arange(1000) % 3, np.arange(1000) % 16
+    found = hf.jit(lambda x, i, j: x[i, j] + 1)(x, i, j)
+    np.testing.assert_array_equal(np.asarray(found), x[i, j] + 1)

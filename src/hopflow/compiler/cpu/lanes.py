@@ -510,4 +510,6 @@ class Lanes(Evaluator):
 def _is_small(buffer: Buffer) -> bool:
     """Return whether the distances of all elements fit 32 bits."""
     extents = [extent.attr for extent in buffer.shape if extent.is_const]
-    return len(extents) == len(buffer.shape) and prod(extents) <= 1 << 31
+    is_dense = buffer.strides is None
+    is_known = is_dense and len(extents) == len(buffer.shape)
+    return is_known and prod(extents) <= 1 << 31
