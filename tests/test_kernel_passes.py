@@ -1161,6 +1161,20 @@ def test_clamped_floats_that_are_used_twice_bound_an_index(f: Any, dtype: Any) -
     assert jitted.llvm_ir.count("fptosi") == jitted.llvm_ir.count("fcmp ord")
 
 
+@pytest.mark.parametrize("combine", ["logical_and", "logical_or", "logical_xor"])
+def test_conditions_that_become_floats_are_at_most_one(combine: str) -> None:
+    def f(x: Any, y: Any, table: Any) -> Any:
+        weight = getattr(hf, combine)(x > 0, y > 0).astype(np.float64)
+        return table[(weight * 3.0).astype(hf.int32)] + weight
+
+    x, y = np.random.default_rng(0).normal(size=(2, 40))
+    table = np.arange(4.0)
+    jitted = hf.jit(f)
+    weight = getattr(np, combine)(x > 0, y > 0).astype(float)
+    np.testing.assert_array_equal(np.asarray(jitted(x, y, table)), 4 * weight)
+    assert "trap" not in jitted.loop_ir
+
+
 def test_counts_of_what_is_clamped_test_nothing() -> None:
     def counts(x: Any) -> Any:
         bins = hf.clip((x + 4.0) * 32.0, 0.0, 255.0).astype(np.int32)

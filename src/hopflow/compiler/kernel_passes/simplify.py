@@ -234,8 +234,10 @@ class _Simplifier:
 
     def interval(self, node: Expr, depth: int = _DEPTH) -> Interval:
         """Return the bounds of a number, by at most `depth` operations on floats."""
-        if not node.dtype.is_float:
+        if node.dtype.is_integer:
             return self.bounds(node)[:2]
+        if not node.dtype.is_float:
+            return _limits(node.dtype)[:2]
         if node.op == "element":
             return self._facts.interval(node)
         if not depth:
