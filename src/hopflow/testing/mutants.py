@@ -43,7 +43,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import interpreter
 from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.expr import Var as LoopVar
-from hopflow.loop_ir.program import For, Swap
+from hopflow.loop_ir.program import For, Program, Swap
 from hopflow.ops import opdef, views
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
@@ -298,6 +298,17 @@ def _defined_results() -> tuple[Any, str, Any]:
     return pipeline, "aligned_empty", filled
 
 
+def _lost_part() -> Patches:
+    right = threads._in_parts
+
+    def in_parts(var: LoopVar, loop: For, program: Program) -> For:
+        """Combine the results of all blocks but the last one."""
+        every = right(var, loop, program)
+        return replace(every, extent=e.sub(every.extent, e.index(1)))
+
+    return [(threads, "_in_parts", in_parts)]
+
+
 def _columns_for_rows() -> Patches:
     right = interleaving.transposed
     return [(lanes, "transposed", lambda *args: right(*args)[::-1])]
@@ -500,6 +511,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         options={"aliasing": True, "weights": {"fori": 6, "scan": 6}},
     ),
     "lost block of a thread": Mutant(_lost_block, ["jit, 2 threads"], kind="large"),
+    "lost result of a block": Mutant(_lost_part, ["jit, 2 threads"], kind="large"),
     "one value for all rows": Mutant(
         lambda: [
             (contract, "_rows", lambda index: (None,) * len(index)),
