@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.compiler.cpu.target import host
 from hopflow.compiler.layout import SMALL, given_strides, layout_of, strides_of
 from hopflow.compiler.pipeline import Executable, lower
 from hopflow.errors import IndexingError
@@ -108,3 +109,15 @@ def test_rows_that_are_far_apart_are_gathered() -> None:
     i, j = np.arange(1000) % 3, np.arange(1000) % 16
     found = hf.jit(lambda x, i, j: x[i, j] + 1)(x, i, j)
     np.testing.assert_array_equal(np.asarray(found), x[i, j] + 1)
+
+
+def test_gathers_have_distances_of_32_bits_where_they_suffice() -> None:
+    if not (host().has_masks and host().register_bits == 512):
+        pytest.skip("this CPU gathers no 16 floats at a time")
+    i = np.arange(1000) % 300
+    dense = hf.jit(lambda x, i: x[i])
+    dense(np.arange(300, dtype=np.float32), i)
+    assert "trunc <16 x i64>" in dense.llvm_ir
+    unknown = hf.jit(lambda x, i: x[i], dynamic=True)
+    unknown(np.arange(300, dtype=np.float32), i)
+    assert "trunc <16 x i64>" not in unknown.llvm_ir

@@ -222,6 +222,25 @@ def test_the_first_index_out_of_range_of_all_threads_is_reported(
     )
 
 
+def test_loops_that_count_have_any_size_that_only_the_run_knows() -> None:
+    def f(x: Any, k: Any) -> Any:
+        y = hf.exp(x[k[k >= 0]])
+        return y, hf.sum((y > 1.0).astype(hf.int32)), hf.any(y > 2.0)
+
+    x, k = np.random.default_rng(0).normal(size=100), np.arange(1_000_003) % 100
+    run = hf.jit(f)
+    for least in (0, 50, 99, 100):  # all, some, few, none
+        chosen = np.where(k < least, -1, k)
+        want = np.exp(x[chosen[chosen >= 0]])
+        got = run(x, chosen)
+        np.testing.assert_allclose(np.asarray(got[0]), want, rtol=1e-14)
+        assert int(got[1]) == np.count_nonzero(want > 1.0)
+        assert bool(got[2]) == bool((want > 2.0).any())
+    k[700_000] = 200
+    with pytest.raises(IndexingError, match="index 200 is out of range"):
+        run(x, k)
+
+
 @pytest.mark.parametrize("f", [hf.sin, lambda x: hf.sum(hf.exp(x))])
 def test_short_loops_and_sums_have_one_thread(f: Any) -> None:
     """The tree of a sum of floats does not depend on the threads that there are."""
@@ -395,7 +414,10 @@ run, parent, children = hf.jit(hf.vmap(decay)), os.getpid(), []
 signal.signal(signal.SIGUSR1, lambda *_: children.append(os.fork()))
 ns = np.full(100, 1000)
 run(ns)
-while not children:  # until a signal comes within a loop that threads share
+run(np.full(400, 1000))  # another size is compiled, for all sizes
+status = OUTSIDE = 2
+while status == OUTSIDE:  # until a signal comes within a loop that threads share
+    children.clear()
     timer = threading.Timer(0.1, os.kill, (parent, signal.SIGUSR1))
     timer.start()
     try:
@@ -404,10 +426,13 @@ while not children:  # until a signal comes within a loop that threads share
         assert os.getpid() != parent
         os._exit(int((np.asarray(run(ns)) == 0.5**1000).all()))
     if os.getpid() != parent:
-        os._exit(2)  # it was forked after the loop
+        os._exit(OUTSIDE)  # it was forked before the loop, or after it
     timer.join()
-assert (np.asarray(x) == 0).all()
-print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
+    while not children:
+        pass  # the handler runs between two steps of Python
+    status = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+    assert (np.asarray(x) == 0).all()
+print(status)
 """
 
 

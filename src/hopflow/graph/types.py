@@ -96,8 +96,16 @@ def same_shape(a: Shape, b: Shape) -> bool:
     return a is b or (len(a) == len(b) and all(map(same_size, a, b)))
 
 
-def equal_shape(a: Shape, b: Shape) -> bool:
-    """Whether two shapes are the same expressions: what needs no fact to be proven."""
+def common_shape(shapes: Sequence[Shape]) -> Shape | None:
+    """Return the shape of all that are no scalars, if it is one; None: there is none,
+    or only facts could prove it. It asks nothing about symbols."""
+    first, *others = [shape for shape in shapes if shape] or [()]
+    is_common = all([_is_written_alike(first, other) for other in others])
+    return first if first and is_common else None
+
+
+def _is_written_alike(a: Shape, b: Shape) -> bool:
+    """Whether two shapes are the same expressions."""
     return a is b or (
         len(a) == len(b)
         and all(

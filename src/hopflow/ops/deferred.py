@@ -21,7 +21,7 @@ from hopflow.bind import Operand as Argument
 from hopflow.bind import Value, bind
 from hopflow.errors import ReadOnlyError, ShapeError
 from hopflow.graph.core import Constant
-from hopflow.graph.types import Shape, TensorType, equal_shape, is_one, same_size
+from hopflow.graph.types import Shape, TensorType, common_shape, is_one, same_size
 from hopflow.loop_ir.expr import Expr, Index, binary, extent, index, sub
 from hopflow.loop_ir.kernels import Check, Operand, Pointwise
 from hopflow.ops import batching
@@ -318,10 +318,9 @@ def aligned(name: str, operands: Sequence[Any], core: int = 0) -> list[Any]:
         ShapeError: facts imply that they do not broadcast.
     """
     tensors = list(operands)
-    shapes = [o.type.shape for o in tensors if o.type.shape]
-    if all([equal_shape(shape, shapes[0]) for shape in shapes[1:]]) or all(
-        [o.type.is_static for o in tensors]
-    ):
+    if common_shape([o.type.shape for o in tensors]) is not None:
+        return tensors
+    if all([o.type.is_static for o in tensors]):
         return tensors
     ndim = max([o.type.ndim for o in tensors]) - core
     for axis in range(1 + core, ndim + core + 1):  # counted from the last

@@ -23,7 +23,7 @@ from hopflow.errors import (
     DTypeError,
     ShapeError,
 )
-from hopflow.graph.types import Shape, TensorType, equal_shape, is_one, is_zero
+from hopflow.graph.types import Shape, TensorType, common_shape, is_one, is_zero
 from hopflow.loop_ir.expr import Expr, Index
 from hopflow.loop_ir.kernels import Operand, Pointwise, elements
 from hopflow.ops import batching
@@ -195,9 +195,8 @@ def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
         ShapeError: two sizes differ, and neither is 1.
         DataDependentError: only a run can tell whether two sizes agree.
     """
-    arrays = [shape for shape in shapes if shape]
-    if arrays and all([equal_shape(shape, arrays[0]) for shape in arrays[1:]]):
-        return arrays[0]
+    if (shared := common_shape(shapes)) is not None:
+        return shared
     ndim = max(map(len, shapes), default=0)
     result: list[Size] = [1] * ndim
     for shape in shapes:

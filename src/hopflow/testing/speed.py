@@ -203,11 +203,12 @@ class Search:
         # A program that is faster when it is run once more was slow twice before.
         with suppress(Disagreement, Flaky):
             drawn(part, number, refute)
-        for error in slow[-1:]:
-            cause = cause_of(error.program, name)
-            if cause not in self.cliffs:
-                self.cliffs[cause] = error.what
-                self.campaign.keep("cliffs", cause, error.program)
+        if not slow:
+            return
+        cause = cause_of(slow[-1].program, name)
+        if cause not in self.cliffs:
+            self.cliffs[cause] = slow[-1].what
+            self.campaign.keep("cliffs", cause, slow[-1].program)
 
     def _stays_slow(self, program: Program, transform: Transform, times: Times) -> bool:
         """Whether a program is too slow when it is measured again, too."""

@@ -430,7 +430,8 @@ class Lanes(Evaluator):
         pointer = self.loop.row(buffer, e.index(0))
         t = lanes("i64", self.width)
         is_wide = self.width * 64 > self.loop.emitter.unit.target.register_bits
-        if is_wide and _is_small(buffer):  # a register has more lanes of 32 bits
+        if is_wide and self.loop.has_gather(buffer) and _is_small(buffer):
+            # One register of 32-bit distances has all lanes, and is one gather.
             narrow = lanes("i32", self.width)
             distances = self.f.emit(f"trunc {t} {distances} to {narrow}")
             t = narrow

@@ -102,25 +102,11 @@ def _on_stack(w: Wrapper, count: int, dtype: DType) -> str:
     return w.f.slot(f"[{count} x {memory_type(dtype)}]", "numbers", align=64)
 
 
-def _codes(w: Wrapper, dtype: DType) -> tuple[Buffer, Buffer]:
-    """Return buffers for codes in two orders, whose memory can be exchanged."""
-    buffers = []
-    for memory in ("codes", "sorted_codes"):
-        buffers.append(Buffer(memory, dtype, (w.scalars["n"],), "arena"))
-        w.memory.place_in_slot(buffers[-1], w.pointer(w.buffers[memory]))
-    old, new = buffers
-    return old, new
+class _Sort:
+    """What sorts have in common: passes that move codes along with positions.
 
-
-# --- by digits ------------------------------------------------------------------------
-
-
-class _Radix:
-    """A radix sort. It skips a digit that all codes share.
-
+    value      the code of `key`
     old, new   the codes in the order of `source`, and in that of `sink`
-    counts     for each digit, counted from the last: the number of codes that have it,
-               and then the place of the next of them
     """
 
     def __init__(self, order: _Order) -> None:
@@ -128,14 +114,37 @@ class _Radix:
         self.keys, self.n = w.buffers["keys"], w.scalars["n"]
         self.key = Var("key", self.keys.dtype)
         self.value = _code(e.read(self.key), descending)
-        dtype = self.value.dtype
+        self.old, self.new = (
+            Buffer(name, self.value.dtype, (self.n,), "arena")
+            for name in ("old", "new")
+        )
+        for buffer, memory in ((self.old, "codes"), (self.new, "sorted_codes")):
+            w.memory.place_in_slot(buffer, w.pointer(w.buffers[memory]))
+
+    def exchange(self) -> list[Stmt]:
+        """Make the order that a pass has written that of the next one."""
+        return [Swap(self.old, self.new), Swap(self.source, self.sink)]
+
+
+# --- by digits ------------------------------------------------------------------------
+
+
+class _Radix(_Sort):
+    """A radix sort. It skips a digit that all codes share.
+
+    counts     for each digit, counted from the last: the number of codes that have it,
+               and then the place of the next of them
+    """
+
+    def __init__(self, order: _Order) -> None:
+        super().__init__(order)
+        w, dtype = order.w, self.value.dtype
         self.code, self.at = Var("code", dtype), Var("at", _I64)
         self.count = dtype.bits // _DIGIT
         shape = e.index(self.count), e.index(1 << _DIGIT)
         self.counts = Buffer("counts", _I64, shape, "arena")
         w.memory.place(self.counts, _on_stack(w, self.count << _DIGIT, _I64))
         w.clear(self.counts)
-        self.old, self.new = _codes(w, dtype)
 
     def place(self, number: Expr) -> Index:
         """Return the index in the counts of a digit of the code."""
@@ -180,8 +189,7 @@ class _Radix:
         return [
             *_sum_before(self.counts, number, e.index(1 << _DIGIT)),
             For(self.at, self.n, body),
-            Swap(self.old, self.new),
-            Swap(self.source, self.sink),
+            *self.exchange(),
         ]
 
 
@@ -311,21 +319,16 @@ def _keep_first(w: Wrapper, descending: Expr) -> list[Stmt]:
 # --- by merging -----------------------------------------------------------------------
 
 
-class _Merge:
+class _Merge(_Sort):
     """A merge sort of short runs, which are sorted by the ranks of their keys.
 
-    old, new   the codes in the order of `source`, and in that of `sink`
-    ranks      for each key of a run: the number of keys that go before it
+    ranks   for each key of a run: the number of keys that go before it
     """
 
     def __init__(self, order: _Order) -> None:
-        w, self.source, self.sink, descending = order
-        self.keys, self.n = w.buffers["keys"], w.scalars["n"]
-        self.key = Var("key", self.keys.dtype)
-        self.value = _code(e.read(self.key), descending)
-        self.old, self.new = _codes(w, self.value.dtype)
+        super().__init__(order)
         self.ranks = Buffer("ranks", _I64, (e.index(RUN),), "arena")
-        w.memory.place(self.ranks, _on_stack(w, RUN, _I64))
+        order.w.memory.place(self.ranks, _on_stack(order.w, RUN, _I64))
 
     def passes(self) -> list[Stmt]:
         at, block, run = Var("at", _I64), Var("block", _I64), Var("run", _I64)
@@ -343,9 +346,6 @@ class _Merge:
             Declare(run, e.index(RUN)),
             While([], e.compare("lt", e.read(run), self.n), self.one_pass(run)),
         ]
-
-    def exchange(self) -> list[Stmt]:
-        return [Swap(self.old, self.new), Swap(self.source, self.sink)]
 
     def ranked(self, first: Expr, length: Expr) -> list[Stmt]:
         """Sort the run of at most `RUN` keys from `first` on."""

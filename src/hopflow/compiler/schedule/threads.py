@@ -108,8 +108,7 @@ def _threaded(loop: For, program: Program) -> list[Stmt]:
         return [loop]
     size = BLOCK if is_vector else ROWS
     number, inner = block_of(loop, size)
-    body: list[Stmt] = [inner]
-    threaded = over_blocks(number, loop, size, body, THREADS)
+    threaded = over_blocks(number, loop, size, [inner], THREADS)
     combined = [_in_parts(var, threaded, program) for var in changed]
     return [threaded, *combined]
 
@@ -117,10 +116,8 @@ def _threaded(loop: For, program: Program) -> list[Stmt]:
 def _in_parts(var: Var, loop: For, program: Program) -> For:
     """Let the iterations of a loop accumulate to a variable of their own. Return the
     loop that combines these."""
-    [number, part] = (
-        Var(f"{loop.var.name}_part", int64),
-        Var(f"{var.name}_part", var.dtype),
-    )
+    number = Var(f"{loop.var.name}_part", int64)
+    part = Var(f"{var.name}_part", var.dtype)
     parts = Buffer(f"{var.name}_parts", var.dtype, (loop.extent,), "arena")
     program.arena.append(parts)
     combine = ""
