@@ -416,7 +416,7 @@ def test_calls_of_a_subgraph_share_one_graph_in_a_trace_and_none_across() -> Non
         assert len(calls) == 3
         return {id(n.params["body"]) for n in calls}
 
-    graphs = hf.trace(f, X).graph, hf.trace(f, X).graph  # both live: an id may be reused
+    graphs = hf.trace(f, X).graph, hf.trace(f, X).graph  # both live: ids are reused
     first, second = map(bodies, graphs)
     assert len(first) == len(second) == 1
     assert first != second

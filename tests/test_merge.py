@@ -60,15 +60,15 @@ def test_loops_of_another_space_stay_apart(more: Any) -> None:
 def test_a_buffer_is_gone_through_by_the_axes_that_all_accesses_share() -> None:
     one, other = loop(B, A, "i0", "ii"), loop(B, A, "ii", "0i")
     both = For(one.var, N, [*one.body], True)
-    assert Summary.of(both).axes == {A: {(0, 0), (1, 0)}, B: {(0, 0)}}
-    assert Summary.of(other).axes == {A: {(1, 0)}, B: {(0, 0), (1, 0)}}
+    assert Summary.of(both).axes == {A: {(0, 0, 0), (1, 1, 0)}, B: {(0, 0, 0)}}
+    assert Summary.of(other).axes == {A: {(1, 1, 0)}, B: {(0, 0, 0), (1, 1, 0)}}
     [store] = other.body
     i = e.read(other.var)
     crossed = For(other.var, N, [store, Store(B, (i, ZERO), e.load(A, (i, ZERO)))])
-    assert Summary.of(crossed).axes == {A: set(), B: {(0, 0)}}
+    assert Summary.of(crossed).axes == {A: set(), B: {(0, 0, 0)}}
     later = (e.add(i, e.index(1)), ZERO)
     shifted = For(other.var, N, [Store(B, later, e.load(A, later))])
-    assert Summary.of(shifted).axes == {A: {(0, 1)}, B: {(0, 1)}}
+    assert Summary.of(shifted).axes == {A: {(0, 0, 1)}, B: {(0, 0, 1)}}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -105,10 +105,11 @@ class Compiled:
 
     def _result(self, results: list[Any]) -> Any:
         """Return the result of a call, from the results of the program."""
-        for k, number in self.constants.items():
-            results.insert(k, number)
-        for k, kind in self.numbers.items():
-            results[k] = kind(results[k].item())
+        if self.constants or self.numbers:
+            for k, number in self.constants.items():
+                results.insert(k, number)
+            for k, kind in self.numbers.items():
+                results[k] = kind(results[k].item())
         return results[0] if self.is_single else pytree.unflatten(self.spec, results)
 
     def profile(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Buffer, Expr, rewrite
+from hopflow.loop_ir.expr import Buffer, Expr, Var, rewrite
 from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
@@ -54,6 +54,11 @@ def nodes(*roots: Expr) -> list[Expr]:
                 order[node] = None
                 pending.pop()
     return list(order)
+
+
+def depends_on(value: Expr, var: Var) -> bool:
+    """Return whether an expression reads a variable."""
+    return any(node.op == "var" and node.attr is var for node in nodes(value))
 
 
 def attribute(node: Expr) -> Hashable:
@@ -116,11 +121,12 @@ def same_shape(x: Sequence[Expr], y: Sequence[Expr]) -> bool:
 
 
 class MergedAxis(NamedTuple):
-    """Adjacent axes of an array that share one position; `first` is their first."""
+    """Adjacent axes of an array that share one position, from `first` to `last`."""
 
     position: Expr
     extent: Expr
     first: int
+    last: int
 
 
 def merged_axes(at: Sequence[Expr], shape: Sequence[Expr]) -> list[MergedAxis]:
@@ -130,12 +136,13 @@ def merged_axes(at: Sequence[Expr], shape: Sequence[Expr]) -> list[MergedAxis]:
     for axis, (x, extent) in enumerate(zip(at, shape, strict=False)):
         if extent.is_const and extent.attr == 1:
             continue
-        merged = MergedAxis(x, extent, axis)
+        merged = MergedAxis(x, extent, axis, axis)
         if axes and x.op == "rem" and axes[-1].position.op == "div":
             (p, n), (q, m) = axes[-1].position.args, x.args
             if same(p, q) and same(n, m) and same(n, extent):
                 before = axes.pop()
-                merged = MergedAxis(p, e.mul(before.extent, extent), before.first)
+                whole = e.mul(before.extent, extent)
+                merged = MergedAxis(p, whole, before.first, axis)
         axes.append(merged)
     return axes
 
@@ -197,6 +204,27 @@ def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
         if isinstance(statement, _WITH_BODIES):  # few are
             for inner in reversed(bodies(statement)):
                 pending += reversed(inner)
+
+
+def perfect_nest(loop: For) -> list[For]:
+    """Return a nest of independent loops, each of which is all of the body of the one
+    before."""
+    nest = [loop]
+    while len(nest[-1].body) == 1:
+        inner = nest[-1].body[0]
+        if not (isinstance(inner, For) and inner.independent):
+            break
+        nest.append(inner)
+    return nest
+
+
+def is_order_free(statement: Stmt) -> bool:
+    """Return whether a statement is straight-line code, and the order of the iterations
+    of an independent loop around it changes no bit."""
+    if isinstance(statement, Accumulate):
+        is_exact = statement.combine not in ("add", "mul")
+        return is_exact or not statement.var.dtype.is_float
+    return isinstance(statement, Let | Store)
 
 
 def functions(program: Program) -> dict[Program, None]:

@@ -29,9 +29,11 @@ def is_small_array(shape: Sequence[Size], dtype: np.dtype[Any]) -> bool:
 def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """Return an array of undefined elements. If it has `LEAST` bytes or more, it is
     aligned, and its base is an array of bytes that nothing else refers to."""
-    size = dtype.itemsize * prod(shape)
+    array = np.empty(shape, dtype)  # NumPy computes the size faster than Python
+    size = array.nbytes
     if size < LEAST:
-        return np.empty(shape, dtype)
+        return array
+    del array
     memory = np.empty(size + LINE, np.uint8)
     offset = -memory.__array_interface__["data"][0] % LINE
     return np.ndarray(shape, dtype, memory, offset)

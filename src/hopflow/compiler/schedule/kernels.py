@@ -736,11 +736,10 @@ class Kernels:
         if not rest:
             return Ref(element.attr, element.args), False
         for order in (variables, variables[::-1]):
-            (x, _, axis), (p, n) = rest[0], order[0]
-            both = zip(rest, order, strict=True)
+            (p, n), x, axis = order[0], rest[0].position, rest[0].first
             whole = [
-                y is q and self.b.same_extent(extent, m)
-                for (y, extent, _), (q, m) in both
+                y.position is q and self.b.same_extent(y.extent, m)
+                for y, (q, m) in zip(rest, order, strict=True)
             ]
             if not all(whole[1:]):
                 continue

@@ -33,6 +33,7 @@ from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.compiler.memory.required import check_in_place
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
+from hopflow.compiler.schedule.coalesce import coalesce
 from hopflow.compiler.schedule.compared_passes import ComparedPasses
 from hopflow.compiler.schedule.contract import contract
 from hopflow.compiler.schedule.gangs import gangs
@@ -40,6 +41,7 @@ from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.loops import loops
 from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.threads import bind_threads
+from hopflow.compiler.schedule.unroll import unroll
 from hopflow.compiler.schedule.unroll_and_jam import unroll_and_jam
 from hopflow.compiler.target import Target
 from hopflow.config import config
@@ -67,7 +69,9 @@ MEMORY_PASSES: Final[tuple[Callable[[MemoryPlan], None], ...]] = (
     short_circuit,
 )
 LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
+    unroll,
     merge,
+    coalesce,
     move_steps_inside,
     bind_threads,
     contract,

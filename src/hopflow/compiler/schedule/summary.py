@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Buffer, Index, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
@@ -33,13 +33,14 @@ from hopflow.loop_ir.program import (
     Trap,
 )
 from hopflow.loop_ir.routines import ROUTINES
-from hopflow.loop_ir.walk import bodies, expressions, named, nodes
+from hopflow.loop_ir.walk import bodies, expressions, merged_axes, named, nodes
 
 _ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
 
 
-_Row: TypeAlias = tuple[int, int]
-"""The axis that the index of a loop indexes, and the constant added to the index."""
+_Row: TypeAlias = tuple[int, int, int]
+"""The first and the last of the axes that the index of a loop indexes, and the constant
+added to it. There are several if it counts the elements of all of them."""
 _At: TypeAlias = tuple[Buffer, list[tuple[Var, _Row]]]
 """An access: the buffer, and the loop variables that index its axes."""
 
@@ -82,8 +83,8 @@ class Summary:
     @property
     def axes(self) -> dict[Buffer, set[_Row]]:
         """For each buffer, except the arguments of functions and Python, the axes that
-        the loop's own index always indexes, with the constant added to it: (axis, 1) if
-        iteration i accesses only `[..., i + 1, ...]`."""
+        the loop's own index always indexes: `(axis, 1, 1)` if iteration i accesses only
+        `[..., i + 1, ...]`."""
         if not self._axes:
             for buffer, at in self.at:
                 axes = {row for var, row in at if var is self.var}
@@ -140,13 +141,13 @@ def _add(summary: Summary, statement: Stmt) -> None:
         if node.op == "var":
             summary.read.add(node.attr)
         elif node.op == "load":
-            summary.at.append((node.attr, _rows(e.index_of(node))))
+            summary.at.append((node.attr, _rows(node.attr, e.index_of(node))))
             summary.uses[node.attr] += 1
     for buffer in named(statement):
         summary.uses[buffer] += 1
     summary.is_ordered = summary.is_ordered or isinstance(statement, _ORDERED)
     for buffer, at, is_written in _accesses(statement):
-        summary.at.append((buffer, _rows(at)))
+        summary.at.append((buffer, _rows(buffer, at)))
         if is_written:
             summary.stored.add(buffer)
     if isinstance(statement, Declare):
@@ -155,14 +156,21 @@ def _add(summary: Summary, statement: Stmt) -> None:
         summary.assigned.add(statement.var)
 
 
-def _rows(at: Index) -> list[tuple[Var, _Row]]:
-    rows = []
-    for axis, i in enumerate(at):
-        if i.op == "var":
-            rows.append((i.attr, (axis, 0)))
-        elif i.op == "add" and i.args[0].op == "var" and i.args[1].is_const:
-            rows.append((i.args[0].attr, (axis, i.args[1].attr)))
-    return rows
+def _rows(buffer: Buffer, at: Index) -> list[tuple[Var, _Row]]:
+    rows = [_row(i, axis, axis) for axis, i in enumerate(at)]
+    if any(i.op == "rem" for i in at):
+        merged = merged_axes(at, buffer.shape)
+        rows += [_row(m.position, m.first, m.last) for m in merged if m.first < m.last]
+    return [row for row in rows if row is not None]
+
+
+def _row(position: Expr, first: int, last: int) -> tuple[Var, _Row] | None:
+    if position.op == "var":
+        return position.attr, (first, last, 0)
+    if position.op == "add" and position.args[1].is_const:
+        base, constant = position.args
+        return (base.attr, (first, last, constant.attr)) if base.op == "var" else None
+    return None
 
 
 def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:

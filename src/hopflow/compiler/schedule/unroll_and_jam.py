@@ -15,16 +15,24 @@ like the one before.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from hopflow import dtypes
 from hopflow.compiler.kernel_passes.reads import weight
+from hopflow.compiler.schedule.copies import copied, substituted
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Var, rewrite
+from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.program import For, Let, Program, Stmt, Store
-from hopflow.loop_ir.walk import bodies, expressions, loaded, nodes
+from hopflow.loop_ir.walk import (
+    bodies,
+    depends_on,
+    expressions,
+    loaded,
+    nodes,
+    perfect_nest,
+)
 
 MOST: Final = 16
 """Rows at once, at most: vectors that stay in the registers."""
@@ -52,11 +60,14 @@ def _edit(body: list[Stmt]) -> None:
 
 def _jammed(outermost: For) -> list[For] | None:
     """Return the loops in place of a nest; None: there is nothing to gain."""
-    nest = _perfect_nest(outermost)
-    if nest is None:
+    nest = perfect_nest(outermost)
+    innermost = nest[-1]
+    if len(nest) == 1 or innermost.binding.kind != "vector":
+        return None
+    if not all(isinstance(s, Let | Store) for s in innermost.body):
         return None
     depth = _rows(nest)
-    if depth is None or any(_depends(s.extent, nest[depth].var) for s in nest):
+    if depth is None or any(depends_on(s.extent, nest[depth].var) for s in nest):
         return None
     extent, name = nest[depth].extent, nest[depth].var.name
     start, left, loops = e.index(0), extent, list[For]()
@@ -80,20 +91,6 @@ def _jammed(outermost: For) -> list[For] | None:
     return loops
 
 
-def _perfect_nest(loop: For) -> list[For] | None:
-    """Return a nest of independent loops, each of which is all of the enclosing one's
-    body, down to straight-line code of vectors."""
-    nest = [loop]
-    while nest[-1].binding.kind != "vector":
-        inner = nest[-1].body[0] if len(nest[-1].body) == 1 else None
-        if not isinstance(inner, For):
-            return None
-        nest.append(inner)
-    is_straight = all(isinstance(s, Let | Store) for s in nest[-1].body)
-    is_independent = all(s.independent for s in nest)
-    return nest if is_straight and is_independent and len(nest) > 1 else None
-
-
 def _rows(nest: Sequence[For]) -> int | None:
     """Return which loop has the most reads whose last index counts its iterations, and
     whose other indices vary by lane."""
@@ -106,14 +103,10 @@ def _rows(nest: Sequence[For]) -> int | None:
             if e.condition_of(node) is not None or node.attr.strides is not None:
                 continue
             base = last.args[0] if last.op == "add" and last.args[1].is_const else last
-            is_column = any(_depends(axis, vectors.var) for axis in axes)
+            is_column = any(depends_on(axis, vectors.var) for axis in axes)
             if base.op == "var" and base.attr in depths and is_column:
                 found[depths[base.attr]] += 1
     return found.most_common(1)[0][0] if found else None
-
-
-def _depends(value: Expr, var: Var) -> bool:
-    return any(n.op == "var" and n.attr is var for n in nodes(value))
 
 
 def _count(nest: Sequence[For], extent: Expr) -> int:
@@ -153,27 +146,12 @@ def _nest_of(
     body: list[Stmt] = []
     for k, place in enumerate(places):
         row = values | {nest[depth].var: place}
-        body += [_copied(s, row, f"{suffix}_{k}") for s in nest[-1].body]
+        body += [copied(s, row, f"{suffix}_{k}") for s in nest[-1].body]
     for at, loop in reversed([*enumerate(nest)]):
         head, size = (var, extent) if at == depth else (heads[loop], loop.extent)
-        body = [For(head, _with(size, values), body, True, loop.binding, loop.nodes)]
+        body = [
+            For(head, substituted(size, values), body, True, loop.binding, loop.nodes)
+        ]
     [copy] = body
     assert isinstance(copy, For)
     return copy
-
-
-def _with(value: Expr, values: Mapping[Var, Expr]) -> Expr:
-    """Return an expression with the values of variables."""
-    return rewrite(value, lambda n: values.get(n.attr) if n.op == "var" else None)
-
-
-def _copied(statement: Stmt, values: dict[Var, Expr], suffix: str) -> Stmt:
-    """Return a copy of a statement with other variables, those that it defines too."""
-    if isinstance(statement, Let):
-        value = _with(statement.value, values)
-        copy = Var(f"{statement.var.name}{suffix}", statement.var.dtype)
-        values[statement.var] = e.read(copy)
-        return Let(copy, value)
-    assert isinstance(statement, Store)
-    indices = tuple([_with(i, values) for i in statement.indices])
-    return Store(statement.buffer, indices, _with(statement.value, values))

@@ -1,0 +1,234 @@
+"""Nests over short rows: which become one loop, and which are unrolled."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+from hopflow.compiler.cpu.target import host
+from hopflow.compiler.schedule.coalesce import LONG, coalesce
+from hopflow.compiler.schedule.unroll import FEWEST, SHORT, unroll
+from hopflow.dtypes import bool_, float64, int64
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.interpreter import run
+from hopflow.loop_ir.program import (
+    Accumulate,
+    Binding,
+    Declare,
+    For,
+    Let,
+    Program,
+    Stmt,
+    Store,
+)
+from hopflow.loop_ir.verifier import verify
+from hopflow.loop_ir.walk import statements
+
+Array = np.ndarray[Any, Any]
+At = Callable[..., Expr]
+
+
+def heads(jitted: Any) -> list[str]:
+    """The names of a program's variables of loops, with their extents."""
+    return re.findall(r"for (\w+ in \S+)", jitted.loop_ir.replace(" * ", "*"))
+
+
+def jitted(f: Any, *shapes: tuple[int, ...], dynamic: bool | None = None) -> Any:
+    """A function, called with arguments of these shapes."""
+    compiled = hf.jit(f, dynamic=dynamic)
+    args = [np.random.default_rng(0).normal(size=shape) for shape in shapes]
+    want = f(*map(hf.asarray, args))
+    np.testing.assert_array_equal(compiled(*args), want)
+    return compiled
+
+
+# --- programs by hand: the results of the interpreter stay the same -------------------
+
+N, M = 20, 3
+ROW, COLUMN = Var("i", int64), Var("j", int64)
+X = Buffer("x", float64, (e.index(N), e.index(M)), "input")
+S = Buffer("s", float64, (e.index(N),), "input")
+OUT = Buffer("out", float64, (e.index(N), e.index(M)), "output")
+FLAG, SUM = Var("flag", bool_), Var("sum", float64)
+V = Var("v", float64)
+
+
+def x(*at: Expr) -> Expr:
+    return e.load(X, at)
+
+
+def doubled(i: Expr, j: Expr) -> list[Stmt]:
+    return [Store(OUT, (i, j), e.add(x(i, j), x(i, j)))]
+
+
+def named(i: Expr, j: Expr) -> list[Stmt]:
+    return [Let(V, x(i, j)), Store(OUT, (i, j), e.mul(e.read(V), e.read(V)))]
+
+
+def scaled(i: Expr, j: Expr) -> list[Stmt]:
+    return [Store(OUT, (i, j), e.mul(x(i, j), e.load(S, (i,))))]
+
+
+def counted(i: Expr, j: Expr) -> list[Stmt]:
+    return [Store(OUT, (i, j), e.add(x(i, j), e.cast(j, float64)))]
+
+
+def flagged(i: Expr, j: Expr) -> list[Stmt]:
+    test = e.compare("gt", x(i, j), e.const(1.0, float64))
+    return [Accumulate(FLAG, "or", test), *doubled(i, j)]
+
+
+def summed(i: Expr, j: Expr) -> list[Stmt]:
+    return [Accumulate(SUM, "add", x(i, j)), *doubled(i, j)]
+
+
+BODIES = {
+    doubled: (1, 2),
+    named: (1, 2),
+    scaled: (2, 1),
+    counted: (2, 1),
+    flagged: (1, 2),
+    summed: (2, 2),
+}
+"""The loops of a nest after `coalesce`, and after `unroll`."""
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("edit", [coalesce, unroll], ids=lambda f: f.__name__)
+def test_a_nest_becomes_one_loop_if_no_bit_changes(edit: Any, body: Any) -> None:
+    def program() -> Program:
+        inner = body(e.read(ROW), e.read(COLUMN))
+        row = For(COLUMN, e.index(M), inner, True, Binding("vector", 2))
+        declared: list[Stmt] = [
+            Declare(FLAG, e.const(False, bool_)),
+            Declare(SUM, e.const(0.0, float64)),
+        ]
+        total = e.select(e.read(FLAG), e.const(1.0, float64), e.read(SUM))
+        last = Store(OUT, (e.index(0), e.index(0)), total)
+        rows = For(ROW, e.index(N), [row], True)
+        return Program("f", [], [X, S], [OUT], [], [], [*declared, rows, last], [])
+
+    rng = np.random.default_rng(0)
+    args = [rng.normal(size=(N, M)), rng.normal(size=N)]
+    edited = program()
+    edit(edited, host())
+    verify(edited)
+    [found], [want] = run(edited, (), args), run(program(), (), args)
+    np.testing.assert_array_equal(found, want)
+    loops = [s for s in statements(edited.body) if isinstance(s, For)]
+    assert len(loops) == BODIES[body][edit is unroll]
+
+
+# --- programs of users ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_arrays_of_short_rows_are_one_loop(dynamic: bool) -> None:
+    shapes = ((40, 3), (6, 7, 2), (2, 3, 4, 5), (LONG, 2))
+    for shape in shapes:
+        compiled = jitted(lambda x: hf.sqrt(x * x) + 1.0, shape, dynamic=dynamic)
+        assert len({h for h in heads(compiled) if "_block" not in h}) == 1
+
+
+def test_long_rows_keep_their_loop() -> None:
+    assert len(heads(jitted(lambda x: x * 2.0, (40, LONG)))) == 2
+
+
+def test_only_the_axes_that_go_together_are_coalesced() -> None:
+    compiled = jitted(lambda x, s: x * s[:, None, None], (40, 5, 7), (40,))
+    assert [h.split(" in ")[1] for h in heads(compiled)] == ["0..40", "0..35"]
+    compiled = jitted(lambda x, s: x * s, (40, 5, 7), (5, 7))
+    assert [h.split(" in ")[1] for h in heads(compiled)] == ["0..40", "0..35"]
+
+
+def test_transposed_reads_stay_a_nest() -> None:
+    assert len(heads(jitted(lambda x: x.T + 1.0, (40, 7)))) > 1
+
+
+def test_an_axis_of_one_element_is_no_obstacle() -> None:
+    compiled = jitted(lambda x: hf.reshape(x, (40, 1, 3)) * 2.0, (40, 3))
+    assert len(heads(compiled)) == 1
+
+
+@pytest.mark.parametrize("rows", [FEWEST - 1, FEWEST, 100])
+@pytest.mark.parametrize("size", range(2, SHORT + 2))
+def test_rows_with_a_value_each_are_unrolled_if_they_are_short(
+    rows: int, size: int
+) -> None:
+    compiled = jitted(lambda x, s: x * s[:, None], (rows, size), (rows,))
+    is_unrolled = len(heads(compiled)) == 1
+    if size > SHORT or rows < FEWEST:
+        assert not is_unrolled
+    elif size in (3, 5):
+        assert is_unrolled
+
+
+def test_an_unrolled_nest_joins_what_is_computed_for_each_row() -> None:
+    def normalised(x: Any) -> Any:
+        return x / hf.sqrt(hf.sum(x * x, axis=1, keepdims=True))
+
+    compiled = hf.jit(normalised)
+    compiled(np.ones((200, 3)))
+    assert len(heads(compiled)) == 1
+    assert "arena" not in compiled.loop_ir
+
+
+def test_columns_of_wide_rows_are_not_gathered_for_it() -> None:
+    compiled = jitted(lambda x, s: x[:, :3] * s[:, None], (100, 50), (100,))
+    assert len(heads(compiled)) == 2
+
+
+DTYPES = ("bool", "int8", "uint16", "int32", "int64", "float16", "float32", "float64")
+
+
+def rows_of(dtype: str, *shape: int) -> Array:
+    rng = np.random.default_rng(1)
+    return (rng.normal(size=shape) * 3).astype(dtype)
+
+
+PROGRAMS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "whole": lambda m, x, b, s: m.where(x == x, m.minimum(x, x[0, 0]), x),
+    "row": lambda m, x, b, s: m.where(x > b, x, b),
+    "each": lambda m, x, b, s: m.where(x > s[:, None], x, s[:, None]),
+    "both": lambda m, x, b, s: m.minimum(m.maximum(x, s[:, None]), b),
+    "extremum": lambda m, x, b, s: m.max(x) if x.size else m.sum(b),
+    "any": lambda m, x, b, s: m.any(x > b),
+    "shifted": lambda m, x, b, s: m.where(x[1:] > x[:-1], x[1:], s[:-1, None]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_short_rows_of_all_dtypes_are_numpys(
+    name: str, dtype: str, dynamic: bool
+) -> None:
+    f = PROGRAMS[name]
+    compiled = hf.jit(lambda x, b, s: f(hf, x, b, s), dynamic=dynamic)
+    for rows, size in ((1, 3), (0, 2), (16, 2), (37, 3), (50, 5), (33, 4), (19, 8)):
+        args = rows_of(dtype, rows, size), rows_of(dtype, size), rows_of(dtype, rows)
+        if not rows and name in ("whole", "shifted"):
+            continue
+        found = np.asarray(compiled(*args))
+        want = f(np, *args)
+        np.testing.assert_array_equal(found, want)
+        wide = np.zeros((rows, 2 * size), dtype)
+        wide[:, ::2] = args[0]
+        found = np.asarray(compiled(wide[:, ::2], *args[1:]))  # not dense
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_many_short_rows_on_threads_are_numpys(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf.config, "num_threads", 3)
+    x = rows_of("float32", 400_000, 3)
+    b, s = rows_of("float32", 3), rows_of("float32", 400_000)
+    for f in PROGRAMS.values():
+        compiled = hf.jit(lambda x, b, s, f=f: f(hf, x, b, s), dynamic=dynamic)
+        np.testing.assert_array_equal(np.asarray(compiled(x, b, s)), f(np, x, b, s))
