@@ -22,7 +22,7 @@ from hopflow.errors import ArgumentValueError, HopflowError
 from hopflow.export.api import export, load
 from hopflow.export.arrays import read_array
 from hopflow.export.document import write_document
-from hopflow.export.native.targets import TARGETS as MACHINES
+from hopflow.export.native.targets import TARGETS
 from hopflow.export.program import ExportedProgram
 from hopflow.export.signature import Input, plain_path
 from hopflow.export.specs import Example, Specs
@@ -365,12 +365,12 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         required=True,
-        choices=TARGETS,
+        choices=WRITERS,
         help="what it becomes; see docs/export.md",
     )
     parser.add_argument(
         "--machine",
-        choices=MACHINES,
+        choices=TARGETS,
         help="what native code is for (default: this machine, with all that it has)",
     )
     _add_output(parser, "the file or folder")
@@ -382,12 +382,12 @@ def _convert(options: Options) -> int:
     program = load(options.file)
     machine = {} if options.machine is None else {"target": options.machine}
     with _working(f"converting {options.file} to {options.to}"):
-        TARGETS[options.to](program, options.output, **machine)
+        WRITERS[options.to](program, options.output, **machine)
     print(options.output)
     return 0
 
 
-TARGETS: Final[Mapping[str, Callable[..., Any]]] = {
+WRITERS: Final[Mapping[str, Callable[..., Any]]] = {
     "onnx": ExportedProgram.to_onnx,
     "stablehlo": ExportedProgram.to_stablehlo,
     "native": ExportedProgram.to_native,
