@@ -1,4 +1,8 @@
-"""The interface of targets for the stages that all targets share."""
+"""The interface of targets for the stages that all targets share.
+
+It asks for what the schedule decides by. What LLVM needs is in `llvm/target.py`. The
+CPUs, with what their emitter needs, are in `cpu/target.py`.
+"""
 
 from typing import Protocol
 

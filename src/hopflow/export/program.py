@@ -383,8 +383,9 @@ class ExportedProgram(Stateful):
                 system, or the package `ziglang`), `<name>Config.cmake` and `<name>.pc`.
             name: Of the C function and the files; None: that of the program.
             target: "host", which may use all that the CPU of this machine has;
-                "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64" and "riscv64" for
-                Linux; "cortex-m7" for microcontrollers without a system.
+                "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "riscv64" and
+                "riscv64-v" for Linux; "cortex-m7" for microcontrollers without a
+                system.
 
         Returns:
             Where the files are.

@@ -27,6 +27,10 @@ the CPU overlaps iterations by itself, and wider code only takes longer to compi
 class CpuTarget(LlvmTarget):
     """A CPU, with the properties that the schedule and the emitter need.
 
+    All that they know of an architecture is here: each property is a question that a
+    new one must answer. Where a property asks for x86, ARM and so on by name, what it
+    says of all others may be wrong for the new one.
+
     freestanding   whether programs run without Python and without an operating system:
                    on the thread of the caller, without polls, and in memory that the
                    caller gives
@@ -61,14 +65,23 @@ class CpuTarget(LlvmTarget):
         return self.is_wasm or self.triple.startswith(("aarch64", "arm64"))
 
     @property
+    def has_rvv(self) -> bool:
+        """Whether it has the vector extension of RISC-V."""
+        return self.triple.startswith("riscv") and self.has("v")
+
+    @property
     def register_bits(self) -> int:
-        """The bits of the widest register: of a vector, or of a scalar float64."""
+        """The bits of the widest register: of a vector, or of a scalar float64.
+
+        Registers of RISC-V's vectors have a width that code finds when it runs. Emitted
+        vectors have a fixed width, so it is the least that the extension allows.
+        """
         if self.has("avx512f"):
             return 512
         if self.has("avx2"):
             return 256
-        is_scalar = self.is_microcontroller or self.triple.startswith("riscv")
-        return 64 if is_scalar else 128
+        is_scalar_riscv = self.triple.startswith("riscv") and not self.has_rvv
+        return 64 if self.is_microcontroller or is_scalar_riscv else 128
 
     def lanes(self, dtype: DType) -> int:
         """Return how many elements, as they are in memory, the widest register has."""
@@ -77,7 +90,8 @@ class CpuTarget(LlvmTarget):
     @property
     def has_masks(self) -> bool:
         """Whether a masked load, store or gather is one instruction."""
-        return self.has("avx512f") and self.has("avx512bw") and self.has("avx512vl")
+        is_avx512 = all(map(self.has, ("avx512f", "avx512bw", "avx512vl")))
+        return is_avx512 or self.has_rvv
 
     def vector_width(
         self, dtype: DType, *, reduces: bool = False, narrow: bool = False

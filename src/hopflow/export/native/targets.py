@@ -1,4 +1,7 @@
-"""The machines that native code is exported for, and its compilation."""
+"""The machines that native code is exported for, and its compilation.
+
+docs/compiler.md, "To add a target", lists what else a new machine needs.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,8 +19,10 @@ WASM: Final = "wasm32"
 class Machine:
     """A kind of machine, as LLVM names it.
 
-    abi    the calling convention, if the CPU leaves a choice
-    reloc  how code refers to other code
+    features  the instruction sets that code may use, also those that `cpu` implies:
+              the properties of `CpuTarget` know only those that are listed
+    abi       the calling convention, if the CPU leaves a choice
+    reloc     how code refers to other code
     """
 
     triple: str
@@ -31,18 +36,16 @@ _LINUX: Final = "x86_64-unknown-linux-gnu"
 _V2: Final = ("cx16", "sahf", "popcnt", "sse3", "ssse3", "sse4.1", "sse4.2")
 _V3: Final = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4: Final = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_RISCV: Final = "riscv64-unknown-linux-gnu"
+_RV64GC: Final = ("m", "a", "f", "d", "c", "zicsr", "zifencei")
 
 MACHINES: Final[dict[str, Machine]] = {
     "x86-64-v2": Machine(_LINUX, "x86-64-v2", _V2),
     "x86-64-v3": Machine(_LINUX, "x86-64-v3", _V3),
     "x86-64-v4": Machine(_LINUX, "x86-64-v4", _V4),
     "aarch64": Machine("aarch64-unknown-linux-gnu", "generic", ("neon", "fp-armv8")),
-    "riscv64": Machine(
-        "riscv64-unknown-linux-gnu",
-        "generic-rv64",
-        ("m", "a", "f", "d", "c", "zicsr", "zifencei"),
-        abi="lp64d",
-    ),
+    "riscv64": Machine(_RISCV, "generic-rv64", _RV64GC, abi="lp64d"),
+    "riscv64-v": Machine(_RISCV, "generic-rv64", (*_RV64GC, "v"), abi="lp64d"),
     "cortex-m7": Machine(
         "thumbv7em-unknown-none-eabihf",
         "cortex-m7",
@@ -61,7 +64,7 @@ MACHINES: Final[dict[str, Machine]] = {
 }
 """By name, the machines besides that of this process."""
 TARGETS: Final = (HOST, *(name for name in MACHINES if name != WASM))
-"""Those of `to_native`; `to_wasm` is for the other one."""
+"""The values of `target` of `to_native`; `to_wasm` is for the other machine."""
 
 
 @cache
