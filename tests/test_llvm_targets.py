@@ -1,4 +1,7 @@
-"""What all targets of LLVM share, without anything of the CPU's: for a GPU as well."""
+"""What all targets of LLVM share, without anything of the CPU's: for a GPU as well.
+
+The machines that native code is exported for are tested by `test_export_native.py`.
+"""
 
 import llvmlite.binding as llvm
 import pytest
