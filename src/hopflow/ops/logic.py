@@ -38,12 +38,12 @@ from hopflow.ops.rules import (
 # --- comparison -----------------------------------------------------------------------
 
 
-def _comparison(name: str, doc: str, run: Any, machine: str) -> OpDef:
+def _comparison(name: str, doc: str, run: Any, expression: str) -> OpDef:
     return elementwise(
         name,
         doc,
         run,
-        scalar.comparison(machine),
+        scalar.comparison(expression),
         promote=any_dtype,
         result=dtypes.bool_,
         compares=True,
@@ -190,6 +190,7 @@ def _select_infer(*types: TensorType) -> TensorType:
 
 
 def _select_run(test: Array, x: Array, y: Array) -> Array:
+    # The docstring is that of the operation, in the names of the public function.
     """`x1` where `condition` holds, else `x2`."""
     return np.where(test, x, y)
 

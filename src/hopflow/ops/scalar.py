@@ -1,7 +1,7 @@
-"""Scalar functions that take several machine operations, as expressions.
+"""Scalar functions that are composed of several operations of the Loop IR.
 
-Lowering rules of several families share them. Each takes expressions of one dtype and
-returns an expression.
+They write no code, but take expressions of the Loop IR, of one dtype, and return one.
+Lowering rules of several families of operations share them.
 """
 
 from collections.abc import Callable

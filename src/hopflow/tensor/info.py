@@ -55,8 +55,7 @@ class NamespaceInfo:
     def capabilities(self) -> dict[str, Any]:
         """Return which optional behaviour of the standard is supported.
 
-        Boolean indexing and data-dependent shapes need concrete values, which a traced
-        function does not have.
+        Jitted functions support it too: sizes that depend on data are symbols there.
         """
         return {
             "boolean indexing": True,

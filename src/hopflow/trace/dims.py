@@ -1,4 +1,6 @@
-"""`Dim`, a named dimension of arguments; and the choice of symbolic sizes."""
+"""`Dim`, a named dimension of arguments; and the option `dynamic`, by which users
+choose the sizes and numbers of arguments that are symbols.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -122,7 +124,8 @@ class Dim:
 
 Choice: TypeAlias = bool | Dim | Mark | None
 """Whether a size or number is a symbol (True, a `Dim` or a mark of the tensor) or a
-constant (False); None: the default."""
+constant (False); None: the default. `dynamic` has no marks: where it says None, that of
+the tensor counts, by `mark_dynamic` or `mark_unbacked`."""
 
 LeafPlan: TypeAlias = Choice | tuple[Choice, ...]
 """One choice for all sizes of a leaf, or for the number it is; or one for each axis."""

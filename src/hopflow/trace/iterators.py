@@ -1,4 +1,8 @@
-"""The positions of iterators and files, read without advancing them."""
+"""The positions of iterators and files, read without advancing them.
+
+By them `outside/effects.py` finds iterators from outside that traced code has advanced:
+a compiled function would not do that again.
+"""
 
 import io
 import warnings
@@ -6,7 +10,10 @@ from typing import Any
 
 
 def remainder(iterator: Any) -> Any:
-    """Return a value that changes when a builtin iterator advances; None: unknown."""
+    """Return a value that changes when a builtin iterator advances; None: unknown.
+
+    It is the number of items that are left, or else the state that pickling would save.
+    """
     with warnings.catch_warnings(action="ignore"):  # itertools' `__reduce__` warns
         try:
             if (hint := getattr(iterator, "__length_hint__", None)) is not None:

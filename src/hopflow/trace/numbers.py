@@ -1,4 +1,9 @@
-"""Conversion between numbers over symbols and values of a traced graph."""
+"""Conversion between numbers over symbols and values of a traced graph.
+
+Numbers over symbols are `SymInt`, `SymFloat` and `SymBool`, which Python code computes
+with; values are tensors, made by nodes. Conversion works in both directions, and
+conditions on numbers become nodes that check them.
+"""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -141,7 +146,7 @@ class Numbers(Functional):
     def size_of(self, tensor: TracedTensor) -> Size:
         size = self.known_size(self.read(tensor))
         if size is None:
-            tensor._concrete("operator.index")
+            tensor._concrete("operator.index")  # raises: only `ValueTracer` has values
             raise AssertionError
         return size
 

@@ -1,4 +1,8 @@
-"""Memoization per trace: values computed once for all nodes that need them."""
+"""Memoization per trace: what is made of a body is made once for all of its calls.
+
+That is the body batched, linearised or traced again. Whether tensors share memory is
+the matter of `tensor/sharing.py`.
+"""
 
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -21,7 +25,11 @@ def root() -> Tracer | None:
 
 
 def once(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
-    """Return `make()`, computed once for `owner` and this key in the current trace."""
+    """Return `make()`, computed once for `owner` and this key in the current trace.
+
+    Nested traces have one memory, that of the outermost one; outside of a trace nothing
+    is kept. An owner is told by identity, and kept alive so that its id stays its own.
+    """
     tracer = root()
     if tracer is None:
         return make()
@@ -35,7 +43,9 @@ def once(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
 def of_call(op: Any, params: dict[str, Any], key: Hashable, make: Callable[[], T]) -> T:
     """Return `make()`, a value computed from an operator's graphs, for this key.
 
-    It is memoized for calls, because calls share their bodies.
+    It is memoized for operators that run their body once (`op.is_call`, as of
+    `invoke_subgraph`), since several of their nodes may have the same graph as `body`.
+    Every other node has graphs of its own.
     """
     if not op.is_call:
         return make()

@@ -1,4 +1,4 @@
-"""Moves checks that guard nothing into the loop that computes the elements.
+"""Moves checks that guard nothing behind the equations over the same space.
 
     free check index: k[i0] < 8 for i0 < 5
     v2 = sin((y[k[i0]] if k[i0] < 8)) for i0 < 5
@@ -8,11 +8,13 @@
     v3 = v2[i0] + 1.0 for i0 < 5
     free check index: k[i0] < 8 for i0 < 5
 
-A check of many elements is a loop that reduces a flag, and a test of the flag. After
-loops over the same space it is merged with them, and uses the elements that they read.
-It never moves past an effect, nor past an equation that may write to the caller's
-memory, which must be unchanged if the check fails; nor past one whose result could take
-the memory of values that the check reads.
+A check guards nothing if it is free (`Check.is_free`): no read relies on it. One of
+many elements is a loop that reduces a flag, and a test of the flag. Behind loops over
+the same space it is merged with them, later, by `merge`, and uses the elements that
+they read. It moves past elements and reductions, and past effects that only ask whether
+an array would fit into memory, but past no other equation. Nor does it move past one
+that may write to the caller's memory, which must be unchanged if the check fails, or
+past one whose result could take the memory of values that the check reads.
 """
 
 from hopflow.compiler.kernel_passes import Context
@@ -33,7 +35,7 @@ from hopflow.compiler.memory.allocations import same_layout
 
 
 def postpone(program: KernelProgram, context: Context) -> None:
-    """Edit a program in place, without the functions that it calls."""
+    """Edit a program in place; functions that it calls are programs of their own."""
     parameters = program.block.parameters
     written = {parameters[k] for k in context.reused.values()}
     inputs = set(parameters) - written
@@ -64,7 +66,7 @@ def _may_follow(check: Equation, equation: Equation, replaced: set[Value]) -> bo
     definition, effect = equation.definition, check.definition
     assert isinstance(effect, Effect)
     if isinstance(definition, Effect) and not definition.checks:
-        return True
+        return True  # it asks for the memory of types, and no loop is made of it
     if not isinstance(definition, Pointwise | Reduction) or equation.symbol is not None:
         return False
     space = shape_key(space_of(equation))

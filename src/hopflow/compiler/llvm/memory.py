@@ -99,6 +99,7 @@ class Memory:
         """
         strides = self.strides(buffer)
         if buffer.strides is None and any(position.op == "rem" for position in at):
+            # Of a reshaped array: `x[i / n, i % n]` is at `i`, without a division.
             merged, inner = merged_axes(at, buffer.shape), buffer.shape[len(at) :]
             at = [axis.position for axis in merged]
             strides = dense_strides([*(axis.extent for axis in merged), *inner])
@@ -155,10 +156,11 @@ def note_aliasing(
 ) -> None:
     """Tell LLVM by alias metadata which buffers cannot overlap.
 
-    Buffers that the program only reads are invariant. Each output that it writes has
-    its own scope. The arena and the outputs that are exchanged have one scope, since
-    their buffers share memory in turn. If there are very many outputs, some have no
-    scope, and LLVM assumes that they may alias anything.
+    Buffers that the program only reads are invariant. The arena and the buffers that
+    are exchanged have one scope, since they share memory in turn. Each other buffer
+    that the program writes itself has its own scope. Those without one may alias
+    anything, as far as LLVM knows: outputs that only functions write that it calls, and
+    some of very many. The memory that a block of a GPU shares has none either.
     """
     written: dict[Buffer, None] = {}
     called: dict[Buffer, None] = {}
