@@ -210,14 +210,29 @@ class Lanes(Evaluator):
             self._store_each(buffer, self._each_strided(buffer, *form), bits)
 
     def _run_address(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
-        """Return the lowest address of `width` contiguous elements."""
-        row = self.loop.row(buffer, offset)
-        element = memory_type(buffer.dtype)
-        position = self.position
+        """Return the lowest address of `width` contiguous elements.
+
+        A constant in the offset is added last, where it is part of the instruction that
+        reads: the elements of a stencil share the register of their address.
+        """
+        base, constant = offset, 0
+        if offset.op == "add" and offset.args[1].is_const:
+            base, constant = offset.args[0], offset.args[1].attr
+        address = self._address_of_run(buffer, base, is_reversed)
+        if constant:
+            element = memory_type(buffer.dtype)
+            address = self.f.emit(
+                f"getelementptr {element}, ptr {address}, i64 {constant}"
+            )
+        return address
+
+    def _address_of_run(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> str:
+        row, position = self.loop.row(buffer, offset), self.position
         if is_reversed:
             position = self.f.emit(f"sub i64 {1 - self.width}, {position}")
         elif position == "0":
             return row
+        element = memory_type(buffer.dtype)
         return self.f.emit(f"getelementptr {element}, ptr {row}, i64 {position}")
 
     def _load_run(

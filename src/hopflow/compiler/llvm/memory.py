@@ -99,7 +99,7 @@ class Memory:
         """
         strides = self.strides(buffer)
         if buffer.strides is None and any(position.op == "rem" for position in at):
-            # Of a reshaped array: `x[i / n, i % n]` is at `i`, without a division.
+            # Of a reshaped array, or in a coalesced loop: `x[i / n, i % n]` is at `i`.
             merged, inner = merged_axes(at, buffer.shape), buffer.shape[len(at) :]
             at = [axis.position for axis in merged]
             strides = dense_strides([*(axis.extent for axis in merged), *inner])
