@@ -9,9 +9,10 @@
         yield v5, v6
 
 A `While` counts if its test compares one carry with a loop invariant, and each step
-adds a positive constant to that carry. It stays a `While` if the carry may wrap around
-before the test fails, if the limit of its steps may be reached, and if it reports
-progress (ticks) without a known trip count.
+adds a constant to that carry, towards the invariant. It stays a `While` if the carry
+may wrap around before the test fails, if the limit of its steps may be reached, and if
+it reports progress (ticks) without a known trip count. A loop that is known to make no
+step is gone, and with it what only the loop has read.
 
 In a counted loop, an integer that each step changes by a constant (a basic induction
 variable) equals its first value plus the constant times the step number; in two's
@@ -19,7 +20,7 @@ complement this also holds where it wraps around. So it need not be carried, and
 stacks need not be stored as rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -45,6 +46,7 @@ from hopflow.graph.core import plain_symbol, size_of
 from hopflow.graph.types import SYMBOL_TYPE
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
+from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.atoms import declared, interval
 from hopflow.symbolic.ranges import INT64, ValueRange
 from hopflow.symbolic.scalars import terms_of
@@ -63,7 +65,7 @@ def counters(program: KernelProgram, _context: Context) -> None:
 
 
 def _scalar_sizes(program: KernelProgram) -> dict[Value, Size]:
-    """Return the scalars that are sizes, with these sizes."""
+    """Return the integers that are sizes or constants, with these."""
     sizes: dict[Value, Size] = {}
     for value, symbol in zip(program.block.parameters, program.symbols, strict=False):
         sizes[value] = size_of(symbol)
@@ -71,9 +73,29 @@ def _scalar_sizes(program: KernelProgram) -> dict[Value, Size]:
         definition = equation.definition
         if equation.symbol is not None:
             sizes[equation.results[0]] = size_of(equation.symbol)
-        elif isinstance(definition, Pointwise) and definition.elements[0].op == "size":
-            sizes[equation.results[0]] = definition.elements[0].attr
+        elif isinstance(definition, Pointwise) and not definition.checks:
+            [result, *_] = equation.results
+            size = _size(definition.elements[0], sizes) if not result.shape else None
+            if size is not None:
+                sizes[result] = size
     return sizes
+
+
+def _size(x: Expr, sizes: Mapping[Value, Size]) -> Size | None:
+    """Return the size, or the constant, that an integer is; None: it is another one."""
+    if x.op == "size":
+        named: Size = x.attr
+        return named
+    known: dict[Expr, Expr] = {}
+    for node in nodes(x):
+        size = sizes.get(node.attr) if node.op == "element" and not node.args else None
+        if isinstance(size, int):
+            known[node] = e.const(size, node.dtype)
+        elif node.op == "element" or node.dtype.kind not in "iu":
+            return None
+        else:
+            known[node] = e.with_args(node, tuple([known[a] for a in node.args]))
+    return int(known[x].attr) if known[x].is_const else None
 
 
 # --- loops with a test ----------------------------------------------------------------
@@ -124,10 +146,12 @@ class _Rewriter:
                 if trips is not None:
                     block.equations += self.counted(equation, trips)
                     last = {trips.carry: trips.last}
-            after: list[Equation] = []
-            if isinstance(equation.definition, Loop):
-                after = _without_counters(equation, equation.definition, last)
-            if not after or not _is_empty(equation.definition):
+            loop, after = equation.definition, list[Equation]()
+            if isinstance(loop, Loop) and _makes_no_step(loop):
+                after = _not_begun(equation, loop)
+            elif isinstance(loop, Loop):
+                after = _without_counters(equation, loop, last)
+            if not (after and _is_empty(equation.definition)):
                 block.equations.append(equation)
             block.equations += after
             changed = changed or bool(after)
@@ -140,7 +164,7 @@ class _Rewriter:
         if tested is None or (loop.ticks and loop.bounds is None):
             return None
         step = _step(loop.body, tested.carry)
-        if step is None or step < 1:
+        if not step or tested.op not in _TESTS[step > 0]:
             return None
         first = loop.carry[tested.carry][()]
         trips = self.count(first, step, tested)
@@ -153,28 +177,42 @@ class _Rewriter:
 
     def count(self, first: Expr, step: int, tested: "_Tested") -> _Trips | None:
         """Return the trip count from `first` on; None if the carry may wrap around."""
-        end, size = tested.end, self.size(tested.end)
-        a, b = self.range(first), self.range(end)
-        greatest = iinfo(end.dtype).max
+        is_upward, step = step > 0, abs(step)
+        low, high = (first, tested.end) if is_upward else (tested.end, first)
+        least, greatest = (iinfo(low.dtype).min, iinfo(low.dtype).max)
+        a, b = self.range(low), self.range(high)
+        low_size, high_size = self.size(low), self.size(high)
         if tested.op == "ne" and (step > 1 or a.high > b.low):
             return None
+        one = e.const(1, low.dtype)
         if tested.op == "le":
             if b.high + step > greatest:
                 return None
-            one = e.const(1, end.dtype)
-            end, b = e.add(end, one), b + ValueRange.point(1)
-            size = None if size is None else size + 1
+            high, b = e.add(high, one), b + ValueRange.point(1)
+            high_size = None if high_size is None else high_size + 1
+        elif tested.op == "ge":
+            if a.low - step < least:
+                return None
+            low, a = e.sub(low, one), a + ValueRange.point(-1)
+            low_size = None if low_size is None else low_size - 1
         distance = b.high - a.low
-        if step > 1 and (b.high - 1 + step > greatest or distance + step > _MOST):
-            return None
-        trips = self.difference(self.size(first), size, step, end)
+        if step > 1:
+            is_far = distance + step > _MOST
+            wraps = (
+                b.high - 1 + step > greatest if is_upward else a.low + 1 - step < least
+            )
+            if is_far or wraps:
+                return None
+        trips = self.difference(low_size, high_size, step, low)
         steps = e.extent(trips) if trips is not None else None
         if steps is None:
-            steps = _steps(first, end, step, may_wrap=distance > _MOST)
-        last = e.binary("max", first, end)
+            steps = _steps(low, high, step, may_wrap=distance > _MOST)
+        last = e.binary("max" if is_upward else "min", low, high)
         if step > 1:
-            last = _progressed(first, step, steps)
+            last = _progressed(first, step if is_upward else -step, steps)
         inside = ValueRange(a.low, b.high - 1)
+        if not is_upward:
+            inside = ValueRange(a.low + 1, b.high)
         at_most = min(max(int(distance), 0), _MOST)
         return _Trips(trips, steps, last, tested.carry, inside, at_most)
 
@@ -197,12 +235,9 @@ class _Rewriter:
 
     def size(self, x: Expr) -> Size | None:
         """Return the size that an integer is, or None."""
-        if x.is_const:
-            return int(x.attr)
-        if x.op == "size":
-            size: Size = x.attr
-            return size
-        return self.sizes.get(x.attr) if x.op == "element" and not x.args else None
+        if x.op == "element" and not x.args and x.attr in self.sizes:
+            return self.sizes[x.attr]
+        return _size(x, self.sizes)
 
     def range(self, x: Expr) -> ValueRange:
         """Return the range of an integer."""
@@ -250,7 +285,7 @@ def _is_within(inner: ValueRange, outer: ValueRange) -> bool:
 
 
 class _Tested(NamedTuple):
-    """A test `carry op end` of a carry by its number; `op` is "lt", "le" or "ne"."""
+    """A test `carry op end` of a carry by its number."""
 
     carry: int
     op: str
@@ -277,11 +312,13 @@ def _tested(loop: While) -> _Tested | None:
         if side.op != "element" or side.attr not in carried:
             continue
         is_outer = all(node.attr not in carried for node in elements([end]))
-        if is_outer and op in ("lt", "le", "ne") and side.dtype.is_integer:
+        if is_outer and side.dtype.is_integer:
             return _Tested(carried.index(side.attr), op, end)
     return None
 
 
+_TESTS: Final = {True: ("lt", "le", "ne"), False: ("gt", "ge", "ne")}
+"""The tests of loops that count up, and down."""
 _MIRRORED: Final = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
 
@@ -300,6 +337,21 @@ def _steps(first: Expr, end: Expr, step: int, *, may_wrap: bool) -> Expr:
     elif may_wrap:
         distance = e.binary("min", distance, most)
     return e.cast(distance, dtypes.int64)
+
+
+def _not_begun(equation: Equation, loop: Loop) -> list[Equation]:
+    """Remove the carries and rows of a loop that makes no step. Return the equations
+    that compute its results."""
+    after: list[Equation] = []
+    for position, result in enumerate(equation.results):
+        if position < len(loop.carry):
+            final = loop.carry[position][axes(result.type.ndim)]
+        else:
+            final = e.const(0, result.dtype)  # of no element: a stack has no row
+        after.append(Equation((result,), Pointwise((final,)), equation.node))
+    _remove(equation, loop, set(range(len(equation.results))))
+    loop.body.equations = []
+    return after
 
 
 # --- the carries that count -----------------------------------------------------------
@@ -384,6 +436,10 @@ def _remove(equation: Equation, loop: Loop, removed: set[int]) -> None:
     loop.body.results = kept(loop.body.results)
     equation.results = tuple(kept(equation.results))
     equation.definition = replace(loop, carry=tuple(kept(loop.carry)))
+
+
+def _makes_no_step(loop: Loop) -> bool:
+    return isinstance(loop.length, int) and loop.length == 0 and not loop.ticks
 
 
 def _is_empty(loop: object) -> bool:

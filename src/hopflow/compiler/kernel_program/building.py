@@ -15,7 +15,8 @@ becomes
         return v1
 
 Dead nodes are dropped, and equal nodes are computed once. A graph that an operator
-expands to is inlined into the block of the operator.
+expands to is inlined into the block of the operator. Arrays of no elements read
+nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from hopflow.compiler.kernel_program.program import (
     Value,
     While,
 )
+from hopflow.compiler.kernel_program.rewriting import drop_unread, is_pure
 from hopflow.compiler.liveness import Liveness
 from hopflow.errors import CompileError
 from hopflow.graph.core import Arg, Constant, Graph, Node
@@ -60,6 +62,7 @@ class _Builder:
 
     functions: dict[Graph, KernelProgram]
     called: dict[Graph, KernelProgram] = field(default_factory=dict)
+    has_empty: bool = False
 
     def __post_init__(self) -> None:
         self.values, self.counters = count(), count()
@@ -101,6 +104,8 @@ class _Builder:
         for node in live.nodes:
             self.node(node, live, env, block)
         block.results = [_value(arg, live, env) for arg in graph.outputs]
+        if self.has_empty:
+            drop_unread(block)
 
     def block(
         self,
@@ -153,7 +158,12 @@ class _Builder:
         for n, kernel in enumerate(lowered if is_each else (lowered,)):
             targets = tuple(results[n : n + 1] if is_each else results)
             right = self.definition(node, kernel, [value.type for value in targets])
-            block.equations.append(Equation(targets, right, node, node.symbol))
+            equation = Equation(targets, right, node, node.symbol)
+            if all(map(_is_empty, targets)) and is_pure(equation):
+                self.has_empty = True
+                zeros = [e.const(0, value.dtype) for value in targets]
+                equation.definition = Pointwise(tuple(zeros))
+            block.equations.append(equation)
 
     def definition(
         self, node: Node, lowered: k.Kernel | k.Region, types: Sequence[TensorType]
@@ -219,6 +229,10 @@ class _Builder:
             region.ticks,
             (first, last) if first and last else None,
         )
+
+
+def _is_empty(value: Value) -> bool:
+    return any(isinstance(n, int) and n == 0 for n in value.shape)
 
 
 def _value(arg: Arg, live: Liveness, env: Env) -> Value:

@@ -244,18 +244,22 @@ def drop_unread(block: Block) -> None:
     live = set(block.results)
     kept: list[Equation] = []
     for equation in reversed(block.equations):
-        if _is_pure(equation) and live.isdisjoint(equation.results):
+        if is_pure(equation) and live.isdisjoint(equation.results):
             continue
         live.update(values_read(equation))
         kept.append(equation)
     block.equations = kept[::-1]
 
 
-def _is_pure(equation: Equation) -> bool:
+def is_pure(equation: Equation) -> bool:
     """Return whether an equation has no effect but its results."""
     definition = equation.definition
     is_checked = bool(getattr(definition, "checks", ()))
-    return equation.symbol is None and isinstance(definition, _PURE) and not is_checked
+    if equation.symbol is not None or is_checked:
+        return False
+    if isinstance(definition, Library):
+        return not definition.can_fail
+    return isinstance(definition, _PURE)
 
 
 _PURE: Final = (d.Pointwise, d.Reduction, d.Prefix, d.Scatter, d.Compact)
