@@ -232,3 +232,90 @@ def test_many_short_rows_on_threads_are_numpys(
     for f in PROGRAMS.values():
         compiled = hf.jit(lambda x, b, s, f=f: f(hf, x, b, s), dynamic=dynamic)
         np.testing.assert_array_equal(np.asarray(compiled(x, b, s)), f(np, x, b, s))
+
+
+# --- reductions of short rows, and steps along an axis --------------------------------
+
+
+@pytest.mark.parametrize("name", ["max", "argmin", "any", "prod"])
+def test_reductions_of_short_rows_have_rows_as_lanes(name: str) -> None:
+    x = rows_of("float32" if name != "prod" else "int32", 300, 5)
+    x[7, 2] = x[8, 4] = 0
+    compiled = hf.jit(lambda x: getattr(hf, name)(x, axis=1))
+    np.testing.assert_array_equal(np.asarray(compiled(x)), getattr(np, name)(x, axis=1))
+    assert len(heads(compiled)) == 1
+
+
+def test_sums_of_floats_along_a_row_keep_their_order() -> None:
+    compiled = hf.jit(lambda x: hf.sum(x, axis=1))
+    compiled(rows_of("float32", 300, 5))
+    assert len(heads(compiled)) == 2
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -0.0])
+@pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin"])
+def test_special_values_in_short_rows(name: str, special: float) -> None:
+    x = np.zeros((40, 5))
+    for k in range(5):
+        x[8 * k : 8 * k + 8, k] = special
+    x[3] = x[20, 1:4] = special
+    found = hf.jit(lambda x: getattr(hf, name)(x, axis=1))(x)
+    want = getattr(np, name)(x, axis=1)
+    np.testing.assert_array_equal(np.asarray(found), want)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 12, 40])
+@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("rows", [1, 7, 33])
+@pytest.mark.parametrize("dtype", ["int8", "float32", "float64"])
+def test_repeated_rows_divide_no_index(
+    dtype: str, rows: int, count: int, size: int
+) -> None:
+    x = rows_of(dtype, rows, size)
+    for f, want in (
+        (lambda x: hf.repeat(x, count, axis=1), np.repeat(x, count, axis=1)),
+        (lambda x: hf.tile(x, (1, count)), np.tile(x, (1, count))),
+        (lambda x: hf.repeat(x, count, axis=0), np.repeat(x, count, axis=0)),
+    ):
+        compiled = hf.jit(f)
+        np.testing.assert_array_equal(np.asarray(compiled(x)), want)
+        if want.shape[1] > size:
+            assert "%" not in compiled.loop_ir
+
+
+@pytest.mark.parametrize("step", range(2, 11))
+@pytest.mark.parametrize("size", [64, 90, 840, 841, 2520])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+def test_elements_by_steps_are_numpys(dtype: str, size: int, step: int) -> None:
+    def f(m: Any, x: Any) -> Any:
+        whole = x[: size // step * step]
+        parts = [whole[k::step] for k in range(step)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = m.maximum(total, part)
+        return total, x[1::step] * x[1::step], x[::-step] + x[::-step]
+
+    x = rows_of(dtype, size)
+    for found, want in zip(hf.jit(lambda x: f(hf, x))(x), f(np, x), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), want)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "is_called"),
+    [
+        (((5000, 3), (3, 3)), False),
+        (((5000, 4), (4, 8)), False),
+        (((5000, 8), (8,)), False),
+        (((5000, 5), (5, 5)), True),
+        (((5000, 9), (9,)), True),
+        (((3, 3), (3, 5000)), True),
+    ],
+)
+def test_products_with_a_small_matrix_are_written_out(
+    shapes: tuple[tuple[int, ...], ...], is_called: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=shape) for shape in shapes)
+    compiled = hf.jit(lambda x, y: x @ y)
+    np.testing.assert_allclose(np.asarray(compiled(x, y)), x @ y, rtol=1e-12)
+    assert ("call gemm" in compiled.loop_ir) == is_called

@@ -36,6 +36,10 @@ BLAS_TYPES: Final = (dtypes.float32, dtypes.float64)
 # a symbolic size.
 _LARGE: Final = 4096
 _TYPICAL: Final = 64
+# Sums of at most so many terms, as of points times a 3 x 3 matrix, are written out: the
+# rows are the lanes of vectors. So many columns are unrolled, and one of twice the terms.
+_FEW: Final = 4
+_COLUMNS: Final = 8
 
 
 def _infer(x: TensorType, y: TensorType) -> TensorType:
@@ -101,7 +105,10 @@ def _for_library(dtype: DType, m: Size, n: Size, k: Size) -> bool:
     sizes = [s if isinstance(s, int) else _TYPICAL for s in (m, n, k)]
     is_dot = sizes[0] == sizes[1] == 1
     is_outer = is_one(k)
-    return dtype in BLAS_TYPES and prod(sizes) > _LARGE and not (is_dot or is_outer)
+    is_short = sizes[2] <= _FEW and sizes[1] <= _COLUMNS
+    if is_dot or is_outer or is_short or (sizes[1] == 1 and sizes[2] <= 2 * _FEW):
+        return False
+    return dtype in BLAS_TYPES and prod(sizes) > _LARGE
 
 
 def _batch(

@@ -8,7 +8,8 @@ A gather of 16 elements takes as long as some 30 shuffles, and CPUs without gath
 each lane alone. The members of a group that a body stores one after the other are
 interleaved in the same way, and stored as contiguous vectors.
 
-The groups of the iterations may also lie in rows of memory that are far apart, as those
+So are elements by steps along an axis, as `x[2 * i]` and `x[2 * i + 1]`. The groups of
+the iterations may also lie in rows of memory that are far apart, as those
 of a body that computes several rows of a transposed array:
 
     for i in 0..n vector 4:                  r0, r1, r2, r3 = x[i, k..k+3], ...
@@ -139,7 +140,7 @@ class Groups:
         if buffer.strides is not None or not at:
             return None
         if not at[-1].is_const:
-            return self._find_in_rows(buffer, at)
+            return self._find_strided(buffer, at) or self._find_in_rows(buffer, at)
         form = self._affine.of(self._memory.linear(buffer, at))
         if form is None or not form[0].is_const or not 2 <= form[0].attr <= MOST:
             return None
@@ -158,6 +159,27 @@ class Groups:
         start = self._affine.of(self._memory.linear(buffer, (*at[:axis], *zeros)))
         assert start is not None
         return Member(self._group(buffer, factor, start[1]), index)
+
+    def _find_strided(self, buffer: Buffer, at: Index) -> Member | None:
+        """Return the member that an access by steps along the last axis takes, as of
+        `x[::2]`. All groups are within the axis, for it has whole ones."""
+        *axes, last = at
+        form, extent = self._affine.of(last), buffer.shape[-1]
+        if form is None or not form[0].is_const or not 2 <= form[0].attr <= MOST:
+            return None
+        factor, offset = form[0].attr, form[1]
+        if not extent.is_const or extent.attr % factor:
+            return None
+        base, k = e.index(0), offset
+        if offset.op == "add" and offset.args[1].is_const:
+            base, k = offset.args
+        elif not offset.is_const:
+            base, k = offset, e.index(0)
+        if not (_is_multiple(base, factor) and all(map(self._affine.is_uniform, axes))):
+            return None
+        start = e.add(base, e.index(k.attr // factor * factor))
+        first = self._memory.linear(buffer, (*axes, start))
+        return Member(self._group(buffer, factor, first), k.attr % factor)
 
     def _find_in_rows(self, buffer: Buffer, at: Index) -> Member | None:
         """Return the member of a group in a row of its own that an iteration accesses.
@@ -203,6 +225,15 @@ class Groups:
         return (
             group.factor + shuffle * used * (group.factor - 1) <= 2 * used * self._width
         )
+
+
+def _is_multiple(x: Expr, factor: int) -> bool:
+    """Return whether an integer is known to be a multiple of a factor."""
+    if x.is_const:
+        return bool(x.attr % factor == 0)
+    if x.op == "mul":
+        return any(_is_multiple(a, factor) for a in x.args)
+    return x.op in ("add", "sub") and all(_is_multiple(a, factor) for a in x.args)
 
 
 def deinterleaved(

@@ -51,8 +51,6 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.walk import merged_axes, nodes
 from hopflow.symbolic.size import Size
 
-LONG_ROW: Final = 32
-"""Rows of at least so many elements get a loop of their own."""
 VECTOR_ROW: Final = 8
 """Rows of at least so many elements are computed as vectors."""
 SHORT_ROW = 16
@@ -178,8 +176,7 @@ class Kernels:
     def _row_size(self, kernel: Pointwise, shape: Shape, axis: int) -> int | None:
         """Return the size of repeated rows: the divisor of the last index in the
         elements that are read. A loop over rows, and one inside a row, need no
-        division. None: nothing is divided, or rows would be short or of different
-        sizes."""
+        division. None: nothing is divided, or rows would be of different sizes."""
         n = shape[axis] if axis >= 0 else 1
         if not isinstance(n, int):
             return None
@@ -187,7 +184,7 @@ class Kernels:
         if not any(_is_divided(x, x.op, last) for x in nodes(*kernel.elements)):
             return None
         sizes = _divisors(self.b.at(kernel.elements, at), last)
-        return min((s for s in sizes if s >= LONG_ROW and n % s == 0), default=None)
+        return min((s for s in sizes if s > 1 and n % s == 0), default=None)
 
     def _rows(
         self,

@@ -6,7 +6,8 @@
 
 A row of few elements does not fill a vector. The code generator loads and stores the
 rows of 8 iterations as contiguous vectors, and shuffles them. Loops that `coalesce`
-will make one are left to it: their vectors need no shuffles.
+will make one are left to it: their vectors need no shuffles. So are sums of floats
+along a row, which the vectors of the row add in an order of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,16 @@ from hopflow.compiler.schedule.copies import copied
 from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Buffer, Index, Var
-from hopflow.loop_ir.program import For, Program, Stmt, Store
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
+from hopflow.loop_ir.program import (
+    Accumulate,
+    Declare,
+    For,
+    Let,
+    Program,
+    Stmt,
+    Store,
+)
 from hopflow.loop_ir.walk import (
     bodies,
     depends_on,
@@ -32,7 +41,7 @@ from hopflow.loop_ir.walk import (
 )
 
 SHORT: Final = 5
-"""Elements of a row that is unrolled, at most."""
+"""Elements of a row that is unrolled, at most, unless it consists of rows."""
 PART: Final = 4
 """A row that fills at most this part of a vector is unrolled; a longer one if one of
 its elements is left over."""
@@ -55,29 +64,95 @@ def unroll(program: Program, target: Target) -> None:
             pending += bodies(statement)
 
 
-def _unroll(outermost: For, target: Target) -> None:
-    """Unroll the innermost loop of a nest, if that pays."""
-    nest = perfect_nest(outermost)
-    if len(nest) == 1:
-        return
-    rows, row = nest[-2:]
-    if not (row.extent.is_const and row.extent.attr <= SHORT):
+def _unroll(rows: For, target: Target) -> None:
+    """Unroll the loops in the body of a loop, if that pays."""
+    inner = [s for s in rows.body if isinstance(s, For)]
+    if not inner or not all(map(_is_short, inner)):
         return
     if rows.extent.is_const and rows.extent.attr < FEWEST:
         return
-    if not all(map(is_order_free, row.body)) or outermost_coalesced(nest[-2:]) == 0:
+    if _is_coalesced(rows):
         return
-    work = sum(weight(n) for s in row.body for n in nodes(*expressions(s)))
-    if work * row.extent.attr > LARGEST or not _are_near(rows.var, row.body):
+    body = _Expansion().of(rows.body)
+    if body is None or not _are_near(rows.var, body):
         return
-    body: list[Stmt] = []
-    for k in range(row.extent.attr):
-        values = {row.var: e.index(k)}
-        body += [copied(s, values, f"_{k}") for s in row.body]
+    work = sum(weight(n) for s in body for n in nodes(*expressions(s)))
     binding = vector_binding(rows.extent, body, target)
-    is_odd = row.extent.attr % row.binding.width == 1
-    if is_odd or row.extent.attr * PART <= binding.width:
+    if work <= LARGEST and all(_pays(s, binding.width) for s in inner):
         rows.body, rows.binding = body, binding
+
+
+def _is_coalesced(rows: For) -> bool:
+    """Return whether `coalesce` will make one loop of a loop and the one in it."""
+    nest = perfect_nest(rows)
+    return len(nest) == 2 and outermost_coalesced(nest) == 0
+
+
+def _is_short(row: For) -> bool:
+    """Return whether a loop, with those in it, has few steps."""
+    return 1 < _steps(row) <= WIDEST
+
+
+def _steps(row: For) -> int:
+    """Return the number of steps of a loop, with those in it; 0 if it is unknown."""
+    steps: int = row.extent.attr if row.independent and row.extent.is_const else 0
+    for inner in row.body:
+        if isinstance(inner, For):
+            steps *= _steps(inner)
+    return steps
+
+
+def _pays(row: For, width: int) -> bool:
+    """Return whether vectors of rows save more than the shuffles cost."""
+    if any(isinstance(s, For) for s in row.body):
+        return width > 1
+    size: int = row.extent.attr
+    is_odd = size % row.binding.width == 1
+    return size <= SHORT and (is_odd or size * PART <= width)
+
+
+class _Expansion:
+    """The statements of short loops, one after the other.
+
+    What the loops accumulate to a variable of the row is a `Let` after each step.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[Var, Expr] = {}
+        self.accumulators: set[Var] = set()
+        self.statements: list[Stmt] = []
+
+    def of(self, body: Sequence[Stmt]) -> list[Stmt] | None:
+        """Return the statements of a body; None: it has others than straight-line code
+        whose order may change."""
+        return self.statements if all(map(self._add, body)) else None
+
+    def _add(self, statement: Stmt) -> bool:
+        match statement:
+            case For(var, extent, body):
+                for k in range(extent.attr):
+                    self.values[var] = e.index(k)
+                    if not all(map(self._add, body)):
+                        return False
+            case Declare(var, value):
+                self.accumulators.add(var)
+                self._define(var, value)
+            case Accumulate(var, combine, value) if var in self.accumulators:
+                if not is_order_free(statement):
+                    return False
+                self._define(var, e.binary(combine, e.read(var), value))
+            case Let() | Store() | Accumulate():
+                if not is_order_free(statement):
+                    return False
+                suffix = f"_{len(self.statements)}"
+                self.statements.append(copied(statement, self.values, suffix))
+            case _:
+                return False
+        return True
+
+    def _define(self, var: Var, value: Expr) -> None:
+        suffix = f"_{len(self.statements)}"
+        self.statements.append(copied(Let(var, value), self.values, suffix))
 
 
 def _are_near(rows: Var, body: Sequence[Stmt]) -> bool:
@@ -98,10 +173,24 @@ def _is_near(rows: Var, buffer: Buffer, at: Index) -> bool:
     if not moving:
         return True
     [axis, *others], inner = moving, buffer.shape[moving[0] + 1 :]
-    i = at[axis]
-    base = i.args[0] if i.op == "add" and i.args[1].is_const else i
-    is_dense = not others and base.op == "var" and buffer.strides is None
-    if not (is_dense and all(extent.is_const for extent in inner)):
+    if others or buffer.strides is not None:
+        return False
+    step = _step(at[axis], rows)
+    if step is None or not all(extent.is_const for extent in inner):
         return False
     distance: int = prod(extent.attr for extent in inner)
-    return distance <= WIDEST
+    return step * distance <= WIDEST
+
+
+def _step(position: Expr, rows: Var) -> int | None:
+    """Return by how much a position moves with a variable, if that is a constant and
+    the position is a sum; None: it is something else."""
+    if position.op == "var":
+        return int(position.attr is rows)
+    if position.op == "add":
+        steps = [_step(x, rows) for x in position.args]
+        return None if None in steps else sum(filter(None, steps))
+    if position.op == "mul" and position.args[1].is_const:
+        step = _step(position.args[0], rows)
+        return None if step is None else step * position.args[1].attr
+    return None if depends_on(position, rows) else 0
