@@ -12,13 +12,22 @@ from hopflow.autograd import region_jvp, region_vjp
 from hopflow.autograd.jvp import differentiate
 from hopflow.autograd.linearize import linear_of
 from hopflow.batching import operators as batching
-from hopflow.bind import Operand, Value, current, recorded, run_graph, slots
+from hopflow.bind import (
+    Operand,
+    Program,
+    Value,
+    current,
+    recorded,
+    run_graph,
+    slots,
+)
 from hopflow.entries import entry
 from hopflow.errors import CarryTypeError, PredicateError, UnsupportedRuleError
 from hopflow.graph.core import Graph, map_graphs
 from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.regions import Port, Role
 from hopflow.graph.types import TensorType
+from hopflow.hops import replay
 from hopflow.hops.schema import Schema, schema_of_call
 from hopflow.hops.subgraphs import Function, as_value, own_copy
 from hopflow.ops.opdef import Upgrade
@@ -45,7 +54,7 @@ class Call:
     dynamic          by the index of a leaf of the carry, the axes whose sizes steps may
                      change, and the allowed sizes
     counts           whether the first operand is a counter that `spec` leaves out
-    total            the number of steps, if known
+    total            returns the number of steps, if known; it reads the bounds
     """
 
     name: str
@@ -58,7 +67,7 @@ class Call:
     type_error: type[CarryTypeError] = CarryTypeError
     dynamic: dict[int, dict[int, Dim]] = field(default_factory=dict)
     counts: bool = False
-    total: int | None = None
+    total: Callable[[], int] | None = None
 
 
 class _Inherited:
@@ -166,16 +175,26 @@ class RegionOperator:
         """Use the operator: run it as Python in debug mode, else trace and bind it."""
         if (node := recorded(self, args, kwargs)) is not None:
             return node
-        return self.use(lambda: self.prepare(*args, **kwargs))
+        return self.use(self.prepare, *args, **kwargs)
+
+    def use(self, prepare: Callable[..., Call], /, *args: Any, **kwargs: Any) -> Any:
+        """Run the call that `prepare` returns for these arguments."""
+        if debugging():
+            with deep_recursion():
+                return self.run_debug(prepare(*args, **kwargs))
+        traced = partial(self._run_traced, prepare)
+        if _modes.interprets:
+            return traced(*args, **kwargs)
+        return replay.run(self, prepare, args, kwargs, traced)
 
     @deep_recursion()
-    def use(self, prepare: Callable[[], Call]) -> Any:
-        """Run the call that `prepare` returns; after an error the trace is
+    def _run_traced(
+        self, prepare: Callable[..., Call], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Trace and bind the call that `prepare` returns; after an error the trace is
         unchanged."""
-        if debugging():
-            return self.run_debug(prepare())
         with unchanged_on_error():
-            return self.trace(prepare())
+            return self.trace(prepare(*args, **kwargs))
 
     @property
     def declared(self) -> Callable[..., Any]:
@@ -311,8 +330,8 @@ class RegionOperator:
         self, args: Sequence[Operand], params: dict[str, Any]
     ) -> tuple[Value, ...]:
         """Run a node on concrete values."""
-        run = run_interpreted if _modes.interprets else slots.executor
-        return run(self, args, params)
+        make = interpreted_program if _modes.interprets else slots.program
+        return make(self, args, params)(args)
 
     def interpret(
         self,
@@ -395,7 +414,7 @@ def run_interpreted(
     params: dict[str, Any],
     evaluate: Evaluate = run_graph,
 ) -> tuple[Value, ...]:
-    """Run a node by interpreting its graphs: the executor in absence of a compiler.
+    """Run a node by interpreting its graphs.
 
     Results that may share memory with an operand or each other are copied.
     """
@@ -408,7 +427,15 @@ def run_interpreted(
     return tuple(results)
 
 
-slots.executor = run_interpreted
+def interpreted_program(
+    op: RegionOperator, _args: Sequence[Operand], params: dict[str, Any]
+) -> Program:
+    """Return a program that interprets the graphs of a node, in absence of a
+    compiler."""
+    return lambda args: run_interpreted(op, args, params)
+
+
+slots.program = interpreted_program
 
 
 class _Modes(threading.local):

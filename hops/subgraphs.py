@@ -285,6 +285,9 @@ def trace_body(
         return flatten_results(op, function, function(inputs))
 
     results, spec = trace_into(tracer, run, ())
+    if parent.is_eager:
+        for value in tracer.adopted:
+            parent.adopt(value)
     # A returned tensor of an outer scope is captured, as if it were read.
     outputs: list[Operand] = [
         tracer.localize(o) if isinstance(o, Value) else o for o in results

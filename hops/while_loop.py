@@ -1,6 +1,7 @@
 """`while_loop` with all its rules, and `fori_loop`, which is built on it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any, Final, final
 
@@ -159,7 +160,7 @@ class While(RegionOperator):
         if isinstance(first, Constant | EagerTensor) and isinstance(
             last, Constant | EagerTensor
         ):
-            call.total = _difference(first, last)
+            call.total = partial(_difference, first, last)
         call.paths = ["i", *pytree.leaf_paths(spec, "carry")]
         return call
 
@@ -188,7 +189,7 @@ class While(RegionOperator):
             *carry,
             test=checked_test,
             body=settled_body,
-            total=call.total,
+            total=call.total and call.total(),
             **call.params,
         )
         if is_first:  # no step ran, so the types of the results are not settled
@@ -630,7 +631,7 @@ def fori_loop(
     >>> hf.fori_loop(0, 5, lambda i, total: total + i, 0)
     Tensor(10, i64[])
     """
-    return WHILE.use(lambda: WHILE.prepare_fori(lower, upper, body_fn, carry, progress))
+    return WHILE.use(WHILE.prepare_fori, lower, upper, body_fn, carry, progress)
 
 
 LOOP_DERIVATIVES: Final = LoopDerivatives(while_loop)

@@ -1,4 +1,4 @@
-"""Operators called on concrete tensors: traced each time, compiled once, native."""
+"""Operators called on concrete tensors: traced, compiled once, native."""
 
 import inspect
 import os
@@ -125,7 +125,7 @@ def test_a_constant_is_part_of_the_structure_and_a_tensor_is_not() -> None:
             same(run(x, hf.asarray(k)), x * k)
 
 
-def test_functions_are_traced_at_each_call() -> None:
+def test_functions_with_effects_are_traced_at_each_call() -> None:
     calls = []
 
     def body(c: Any) -> Any:

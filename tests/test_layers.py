@@ -42,7 +42,8 @@ ORDER = (
 )
 # Inside hops/ there is an order too. What is not named comes after, in any order.
 HOPS = (
-    *("subgraphs", "schema", "base", "rule_tracing", "rule_regions", "own_rules"),
+    *("subgraphs", "schema", "replay", "base"),
+    *("rule_tracing", "rule_regions", "own_rules"),
     *("higher_order_op", "loops"),
     *("dynamic_shapes", "branches", "cond", "switch", "scan", "reverse_modes"),
     *("while_loop", "scanning", "map"),

@@ -19,7 +19,7 @@ from hopflow.autograd.jacobian import hessian, jacfwd, jacrev
 from hopflow.batching.api import vmap
 from hopflow.bind import Handler as Interpreter
 from hopflow.compiler.cpu.runtime import interrupt
-from hopflow.compiler.pipeline import execute as _execute
+from hopflow.compiler.pipeline import program as _compiled
 from hopflow.config import config
 from hopflow.dtypes import (
     bfloat16,
@@ -230,7 +230,7 @@ from hopflow.trace.marks import mark_dynamic, mark_unbacked
 newaxis = None
 
 # Operators may not import the compiler; this makes them run natively.
-_bind.slots.executor = _execute
+_bind.slots.program = _compiled
 _entries.slots.program = _program
 
 __all__ = [

@@ -108,6 +108,8 @@ class Value:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Operand: TypeAlias = Value | Constant
 """An argument of `bind`: a value, or a scalar whose dtype has been decided."""
+Program: TypeAlias = Callable[[Sequence[Operand]], tuple[Value, ...]]
+"""Computes an operation: its args -> its results."""
 
 
 class Interpreter:
@@ -184,9 +186,10 @@ class _Slots:
     from_array  a NumPy array or scalar -> a value (assigned by `tensor`)
     each_example  maps a function over batch elements: f, batch size, args, which args
                 are batched, progress -> results (assigned by `hops.map`)
-    executor    runs an operator with graphs on concrete values: op, args, params ->
-                results. The graph interpreter (assigned by `hops.base`), replaced by
-                the compiler's once `hopflow` is imported
+    program     makes a program of an operator with graphs: op, concrete args, params ->
+                a function from such args to the results. The graph interpreter's
+                (assigned by `hops.base`), replaced by the compiler's once `hopflow` is
+                imported
     record      while `fx` traces a function: public function, args, kwargs -> the proxy
                 of the result, or None if there is no proxy among them (assigned by
                 `fx`)
@@ -212,7 +215,7 @@ class _Slots:
     ]
     scan: Callable[..., Any]
     note_elements: Callable[[Value], None] | None = None
-    executor: Callable[[Any, Sequence[Operand], dict[str, Any]], tuple[Value, ...]]
+    program: Callable[[Any, Sequence[Operand], dict[str, Any]], Program]
     record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
 
 
@@ -390,6 +393,11 @@ def is_watched() -> bool:
     """Whether a handler of this thread sees the operations that are bound here."""
     handlers = _stack.handlers
     return bool(handlers) and any(base is current() for _, base in handlers)
+
+
+def has_handlers() -> bool:
+    """Whether a handler of this thread is active."""
+    return bool(_stack.handlers)
 
 
 def has_processors() -> bool:

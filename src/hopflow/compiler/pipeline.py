@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from hopflow.bind import Operand, Value
+from hopflow.bind import Program as NodeProgram
 from hopflow.compiler import files
 from hopflow.compiler.bounds import with_bounds_checks
 from hopflow.compiler.cache import KernelCache
@@ -520,26 +521,38 @@ def clear_cache() -> None:
         _kernels.clear()
 
 
-def execute(
-    op: Any, args: Sequence[Operand], params: dict[str, Any]
-) -> tuple[Value, ...]:
-    """Run one node natively: the executor of eager calls of operators."""
+def program(op: Any, args: Sequence[Operand], params: dict[str, Any]) -> NodeProgram:
+    """Compile one node: the program of eager calls of operators.
+
+    Args:
+        args: The program takes args like these: tensors of the same types, and the same
+            constants.
+    """
     graph = Graph(op.name)
     inputs: list[Arg] = []
-    tensors = []
+    places: list[int] = []  # of the args that the program takes
     operands: Any = tuple(args)
     roles = op.signature(Node("call_function", op, operands, params)).args
     for k, (arg, role) in enumerate(zip(args, roles, strict=True)):
         if role == "symbol" and isinstance(arg, Constant):
             inputs.append(arg)  # a constant, as the shapes of the tensors are
             continue
-        if isinstance(arg, EagerTensor):
-            tensors.append(arg)
-        elif isinstance(arg, Value):
+        if isinstance(arg, Value) and not isinstance(arg, EagerTensor):
             raise TypeError(f"`{op.name}` is run on {type(arg).__name__}, no tensor")
-        else:
-            tensors.append(EagerTensor(np.asarray(arg.value, arg.type.dtype.dtype)))
+        places.append(k)
         inputs.append(graph.add_input(arg.type, f"x{k}"))
     node = graph.call(op, inputs, params, result_types(op, inputs, params))
     graph.outputs = node.results
-    return tuple(Executable(graph)(tensors))
+    executable = Executable(graph)
+
+    def run(args: Sequence[Operand]) -> tuple[Value, ...]:
+        return tuple(executable([_tensor(args[k]) for k in places]))
+
+    return run
+
+
+def _tensor(arg: Operand) -> EagerTensor:
+    if isinstance(arg, Constant):
+        return EagerTensor(np.asarray(arg.value, arg.type.dtype.dtype))
+    assert isinstance(arg, EagerTensor)
+    return arg

@@ -347,6 +347,11 @@ class Tracer(Numbers):
             return Part(outer.base, (*outer.chain, *chain))
         return Part(capture.memory, chain)
 
+    @property
+    def adopted(self) -> Iterable[Value]:
+        """The tensors that were made from data during this trace."""
+        return self._adopted.values()
+
     def is_adopted(self, value: Value) -> bool:
         """Whether a tensor was made from data during this trace."""
         return id(value) in self._adopted

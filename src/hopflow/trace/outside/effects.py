@@ -141,9 +141,14 @@ class _Iterator(NamedTuple):
 
 class Effects:
     """Compares containers, objects and iterators from outside with snapshots from when
-    the traced code first read them."""
+    the traced code first read them.
 
-    def __init__(self) -> None:
+    Args:
+        stops: Whether code is stopped that is about to advance an iterator.
+    """
+
+    def __init__(self, *, stops: bool = True) -> None:
+        self._stops = stops
         self._objects: dict[int, _Object] = {}
         self._iterators: dict[int, _Iterator] = {}
         self._stopped: set[int] = set()  # iterators that were about to be advanced
@@ -249,10 +254,14 @@ class Effects:
         """Stop the trace, whose code is about to advance an iterator.
 
         Raises:
-            ImpurityError: always; `checked` replaces it by one with the details.
+            ImpurityError: always, unless nothing is to be stopped; `checked` replaces
+                it by one with the details.
         """
         self._stopped.add(id(iterator))
-        raise _Stop(f"jit: {_article(iterator)} from outside is about to be advanced.")
+        if self._stops:
+            raise _Stop(
+                f"jit: {_article(iterator)} from outside is about to be advanced."
+            )
 
     def run(self, frame: FrameType) -> None:
         """Note that a frame of a generator, or of a method of an iterator of a user's
@@ -270,6 +279,14 @@ class Effects:
                 self._ran.add(key)
             elif sets_attributes(code):
                 self._restarted.add(key)
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether an iterator advanced, or was about to."""
+        if self._stopped or self._ran - self._restarted:
+            return True
+        moved = (key in self._ran or x.has_moved for key, x in self._iterators.items())
+        return any(moved)
 
     def _advanced(self) -> Iterator[tuple[int, str]]:
         """Yield the iterators that advanced, or would have, and reset them."""

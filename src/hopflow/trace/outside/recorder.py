@@ -98,10 +98,11 @@ class Recorder:
     Args:
         is_of_body: Whether the trace may be reused within other traces, where its
             tensors with memory may be traced tensors.
+        stops: Whether code is stopped that is about to advance an iterator.
     """
 
-    def __init__(self, *, is_of_body: bool = False) -> None:
-        self.effects = Effects()
+    def __init__(self, *, is_of_body: bool = False, stops: bool = True) -> None:
+        self.effects = Effects(stops=stops)
         self._tensor = "operand" if is_of_body else "tensor"
         self._reads: dict[Path, list[Check]] = {}
         self._paths: dict[tuple[Any, ...], Path] = {}
