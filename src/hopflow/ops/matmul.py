@@ -36,8 +36,8 @@ BLAS_TYPES: Final = (dtypes.float32, dtypes.float64)
 # a symbolic size.
 _LARGE: Final = 4096
 _TYPICAL: Final = 64
-# Sums of so many terms, as of points times a 3 x 3 matrix, are written out for at most so
-# many columns, and for one column twice as many terms. The rows are lanes of vectors.
+# Sums of so many terms, as of points times a 3 x 3 matrix, are written out for at most
+# so many columns, and for one column twice as many terms. Rows are lanes of vectors.
 _FEW: Final = 4
 _COLUMNS: Final = 8
 
