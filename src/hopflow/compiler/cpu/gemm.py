@@ -51,6 +51,7 @@ class _Tiles:
     long      vectors of a tile in a product of one row
     sum       the intrinsic of a product that is added; the order of the sums differs
               between targets, and so may its rounding
+    has_masks   whether a part of a vector is loaded or stored by one instruction
     """
 
     lane: str
@@ -59,6 +60,7 @@ class _Tiles:
     wide: int
     long: int
     sum: str
+    has_masks: bool = False
 
     @staticmethod
     def of(target: CpuTarget, dtype: DType) -> "_Tiles":
@@ -68,8 +70,9 @@ class _Tiles:
         if target.register_bits == 64:  # no vectors: LLVM makes scalars of pairs
             return _Tiles(lane, 2, (2, 1), 2, 4, sum_)
         if target.register_bits == 256:  # 16 registers: 12 sums, 3 of `b`, 1 of `a`
-            return _Tiles(lane, width, (4, 1), 3, 6, sum_)
-        return _Tiles(lane, width, (8, 4, 1), 3, 8, sum_)  # 32 registers
+            return _Tiles(lane, width, (4, 1), 3, 6, sum_, target.has("avx"))
+        # 32 registers
+        return _Tiles(lane, width, (8, 4, 1), 3, 8, sum_, target.has_masks)
 
     @property
     def size(self) -> int:
@@ -332,10 +335,14 @@ class _Product:
         """Emit a copy of the first columns of a tile."""
         (source_, from_), (target_, to) = source, target
         lane = self.tiles.lane
+        mask = self.mask(columns) if self.tiles.has_masks else ""
 
         def row(r: str) -> None:
             first = self.at(source_, self.op("mul", r, from_))
             second = self.at(target_, self.op("mul", r, to))
+            if mask:
+                self.move_vector(first, second, mask)
+                return
 
             def column(c: str) -> None:
                 value = self.f.emit(f"load {lane}, ptr {self.at(first, c)}")
@@ -344,6 +351,34 @@ class _Product:
             self.each("0", columns, 1, column)
 
         self.each("0", str(height), 1, row)
+
+    def mask(self, columns: str) -> str:
+        """Return the lanes of the first columns, as a typed operand."""
+        f, width, bits = self.f, self.tiles.width, 8 * self.tiles.size
+        count = columns
+        if bits < 64:
+            count = f.emit(f"trunc i64 {columns} to i{bits}")
+        counts = broadcast(f, count, f"i{bits}", width)
+        numbers = ", ".join(f"i{bits} {k}" for k in range(width))
+        test = f.emit(f"icmp ugt {lanes(f'i{bits}', width)} {counts}, <{numbers}>")
+        return f"{lanes('i1', width)} {test}"
+
+    def move_vector(self, source: str, target: str, mask: str) -> None:
+        """Emit a copy of those elements of a vector that a mask selects."""
+        f, lane, width = self.f, self.tiles.lane, self.tiles.width
+        t, bits = lanes(lane, width), lanes("i1", width)
+        name = f"v{width}f{8 * self.tiles.size}.p0"
+        f.module.declare(f"{t} @llvm.masked.load.{name}(ptr, {bits}, {t})")
+        f.module.declare(f"void @llvm.masked.store.{name}({t}, ptr, {bits})")
+        align = f"ptr align {self.tiles.size}"
+        value = f.emit(
+            f"call {t} @llvm.masked.load.{name}({align} {source}, {mask}, {t} "
+            "zeroinitializer)"
+        )
+        f.do(
+            f"call void @llvm.masked.store.{name}({t} {value}, {align} {target}, "
+            f"{mask})"
+        )
 
     def tile(
         self,
