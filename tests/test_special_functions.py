@@ -118,3 +118,27 @@ def test_digamma_is_scipys_at_the_ends(compile_: Any) -> None:
     found[[1, 2]] = -np.abs(found[[1, 2]])
     right[[1, 2]] = -np.abs(right[[1, 2]])
     np.testing.assert_allclose(found, right, rtol=1e-14)
+
+
+CONSTANT_POWERS = (0.0, 1.0, 2.0, 3.0, 4.0, 0.5, 1.5, -0.5, -1.0, 0.25, -2.0)
+
+
+@pytest.mark.parametrize("exponent", CONSTANT_POWERS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_powers_by_constants_are_those_by_tensors(dtype: str, exponent: float) -> None:
+    """Special values included, and their derivatives."""
+    ends = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 2.5, -2.5]
+    limits = np.finfo(dtype)
+    ends += [float(limits.max), float(limits.tiny), float(limits.smallest_subnormal)]
+    x = np.array([*ends, *np.random.default_rng(0).random(50) * 5], dtype)
+    by_constant = np.asarray(hf.jit(lambda x: x**exponent)(x))
+    by_tensor = np.asarray(hf.jit(lambda x, y: x**y)(x, np.asarray(exponent, dtype)))
+    ulp = 4 * limits.eps
+    np.testing.assert_allclose(by_constant, by_tensor, rtol=ulp, atol=0)
+    known = ~np.isnan(by_constant)
+    signs = np.signbit(by_constant[known]), np.signbit(by_tensor[known])
+    np.testing.assert_array_equal(*signs)
+    x = x[len(ends) :] + np.ones((), dtype)
+    slopes = hf.jit(hf.grad(lambda x: hf.sum(x**exponent)))(x)
+    want = exponent * x.astype(float) ** (exponent - 1)
+    np.testing.assert_allclose(np.asarray(slopes), want, rtol=20 * ulp)

@@ -561,3 +561,17 @@ def test_an_interrupt_stops_what_a_thread_of_the_user_leads() -> None:
     hf.interrupt(caller.ident)
     caller.join(20)
     assert caught
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_results_of_blocks_of_several_flags_are_apart(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf.config, "verify", True)
+    x = np.arange(600_000, dtype=np.int32).reshape(-1, 2) % 1000
+
+    def f(x: Any) -> Any:
+        return hf.any(x > 998), hf.max(x), hf.sum(x)
+
+    run = hf.jit(f, dynamic=dynamic)
+    assert [int(v) for v in run(x)] == [1, 999, int(x.sum())]

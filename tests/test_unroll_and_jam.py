@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow.compiler.schedule.unroll_and_jam import LARGEST, MOST
+from hopflow.compiler.schedule.unroll_and_jam import LARGEST, MOST, WHOLE
 
 Array = np.ndarray[Any, Any]
 
@@ -33,14 +33,24 @@ def is_jammed(f: Any, *shapes: tuple[int, ...]) -> bool:
 
 
 def test_rows_of_a_transposed_array_are_computed_together() -> None:
-    jitted = hf.jit(lambda x: x.T * 2.0)
-    jitted(np.zeros((64, 4), np.float32))
+    jitted = hf.jit(lambda x: x[:, :4].T * 2.0)
+    jitted(np.zeros((64, 40), np.float32))
     [rows, vectors] = heads(jitted)
     assert rows == "for i1_rows in 0..1"
     assert vectors.startswith("for i2 in 0..64 vector")
     for k in range(4):
         row = "i1_rows * 4" + f" + {k}" * (k > 0)
         assert f"out0[{row}, i2] = in0[i2, {row}] * 2.0" in jitted.loop_ir
+
+
+@pytest.mark.parametrize("size", range(2, WHOLE + 1))
+def test_rows_that_are_read_as_a_whole_need_no_loop(size: int) -> None:
+    jitted = hf.jit(lambda x: x.T * 2.0)
+    jitted(np.zeros((64, size), np.float32))
+    [vectors] = heads(jitted)
+    assert vectors.startswith("for i2 in 0..64 vector")
+    for k in range(size):
+        assert f"out0[{k}, i2] = in0[i2, {k}] * 2.0" in jitted.loop_ir
 
 
 @pytest.mark.parametrize(
@@ -50,8 +60,8 @@ def test_rows_of_a_transposed_array_are_computed_together() -> None:
 def test_the_rows_that_remain_have_loops_of_their_own(
     rows: int, counts: list[int]
 ) -> None:
-    jitted = hf.jit(lambda x: x.T * 2.0)
-    jitted(np.zeros((640, rows), np.float32))
+    jitted = hf.jit(lambda x: x[:, :rows].T * 2.0)
+    jitted(np.zeros((640, rows + 20), np.float32))
     widest = 16 if "vector 16" in jitted.loop_ir else 8
     if widest < MOST:
         pytest.skip("the vectors of this CPU have fewer lanes")

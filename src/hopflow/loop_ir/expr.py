@@ -202,6 +202,11 @@ _FOLD_INT: Final[dict[str, Callable[[int, int], int]]] = {
     "or": operator.or_,
     "xor": operator.xor,
 }
+_FOLD_FLOAT: Final[dict[str, Callable[[float, float], float]]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+}
 _SHIFTS: Final[dict[str, Callable[[int, int], int]]] = {
     "shl": operator.lshift,
     "lshr": operator.rshift,
@@ -222,12 +227,18 @@ _NEUTRAL_LEFT: Final = {"add": 0, "mul": 1, "or": 0, "xor": 0}
 
 
 def binary(name: str, x: Expr, y: Expr) -> Expr:
-    """Return `x name y`, for a name in BINARY. Only integer constants fold."""
+    """Return `x name y`, for a name in BINARY.
+
+    Of constants, integers and sums, differences and products of floats fold: those are
+    exact in float64, or rounded there once.
+    """
     _same(name, x, y)
     if x.dtype.kind in "iub":
         folded = _fold_integer(name, x, y)
         if folded is not None:
             return folded
+    elif x.is_const and y.is_const and name in _FOLD_FLOAT:
+        return const(_FOLD_FLOAT[name](x.attr, y.attr), x.dtype)
     return Expr(name, (x, y), x.dtype)
 
 
@@ -345,8 +356,41 @@ def bitcast(x: Expr, dtype: DType) -> Expr:
 
 
 def call(name: str, *args: Expr) -> Expr:
-    """Return a function in MATH, one node until `loop_ir.math` expands it."""
-    return Expr(name, args, args[0].dtype)
+    """Return a function in MATH, one node until `loop_ir.math` expands it; or a power
+    by a constant as a few operations (see `_POWERS`)."""
+    x, *others = args
+    if name == "pow" and others[0].is_const and others[0].attr in _POWERS:
+        return _POWERS[others[0].attr](x)
+    return Expr(name, args, x.dtype)
+
+
+def _square(x: Expr) -> Expr:
+    return mul(x, x)
+
+
+def _root(x: Expr) -> Expr:
+    """Return x ** 0.5. Unlike sqrt, it is 0 for -0, and infinite for -inf."""
+    infinity = const(math.inf, x.dtype)
+    is_least = compare("eq", x, const(-math.inf, x.dtype))
+    return select(is_least, infinity, unary("sqrt", add(x, const(0.0, x.dtype))))
+
+
+def _reciprocal(x: Expr) -> Expr:
+    return div(const(1.0, x.dtype), x)
+
+
+_POWERS: Final[dict[float, Callable[[Expr], Expr]]] = {
+    1.0: lambda x: x,
+    2.0: _square,
+    3.0: lambda x: mul(_square(x), x),
+    4.0: lambda x: _square(_square(x)),
+    0.5: _root,
+    1.5: lambda x: mul(unary("abs", x), _root(x)),
+    -0.5: lambda x: _reciprocal(_root(x)),
+    -1.0: _reciprocal,
+}
+"""Powers by constants that take a few operations, each rounded to nearest: the error is
+at most 1.5 units in the last place."""
 
 
 def all_of(tests: Sequence[Expr]) -> Expr:
@@ -427,6 +471,8 @@ def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
         return bitcast(args[0], node.dtype)
     if op in ("not", "neg"):
         return unary(op, *args)
+    if op == "pow":
+        return call(op, *args)
     if op in ("load", "element") and condition_of(node) is not None:
         return _read(op, args[:-1], args[-1], node.dtype, node.attr)
     return Expr(op, args, node.dtype, node.attr)

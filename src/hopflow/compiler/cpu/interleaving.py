@@ -20,6 +20,7 @@ of a body that computes several rows of a transposed array:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -52,6 +53,7 @@ class Group:
     first   the distance of the first iteration's elements from the start of the buffer
     stride  the distance from one iteration's elements to those of the next; None: they
             lie one iteration after the other
+    is_reversed  whether the next iteration's elements lie before one's
     loaded  the members that the body reads
     stores  by member, the statement that writes it; None: not as vectors
     """
@@ -60,6 +62,7 @@ class Group:
     factor: int
     first: Expr
     stride: Expr | None = None
+    is_reversed: bool = False
     loaded: set[int] = field(default_factory=set)
     stores: dict[int, Store] | None = field(default_factory=dict)
 
@@ -139,47 +142,28 @@ class Groups:
         """Return the member of a group that an iteration accesses."""
         if buffer.strides is not None or not at:
             return None
-        if not at[-1].is_const:
-            return self._find_strided(buffer, at) or self._find_in_rows(buffer, at)
-        form = self._affine.of(self._memory.linear(buffer, at))
-        if form is None or not form[0].is_const or not 2 <= form[0].attr <= MOST:
-            return None
-        factor, index = form[0].attr, 0
-        elements, axis = 1, len(buffer.shape)
-        while elements < factor and axis > 1:
-            axis -= 1
-            extent, i = buffer.shape[axis], at[axis]
-            if not (extent.is_const and i.is_const and 0 <= i.attr < extent.attr):
-                return None
-            index += i.attr * elements
-            elements *= extent.attr
-        if elements != factor:
-            return None
-        zeros = [e.index(0)] * (len(at) - axis)
-        start = self._affine.of(self._memory.linear(buffer, (*at[:axis], *zeros)))
-        assert start is not None
-        return Member(self._group(buffer, factor, start[1]), index)
+        return self._find_strided(buffer, at) or self._find_in_rows(buffer, at)
 
     def _find_strided(self, buffer: Buffer, at: Index) -> Member | None:
-        """Return the member that an access by steps along the last axis takes, as of
-        `x[::2]`. All groups are within the axis, for it has whole ones."""
-        *axes, last = at
-        form, extent = self._affine.of(last), buffer.shape[-1]
-        if form is None or not form[0].is_const or not 2 <= form[0].attr <= MOST:
+        """Return the member that an access by steps of a few elements takes. Memory is
+        divided into groups of as many: all of them are within the buffer."""
+        form = self._affine.of(self._memory.linear(buffer, at))
+        if form is None or not form[0].is_const:
             return None
-        factor, offset = form[0].attr, form[1]
-        if not extent.is_const or extent.attr % factor:
+        (step, offset), elements = form, reduce(e.mul, buffer.shape, e.index(1))
+        factor = abs(step.attr)
+        if not 2 <= factor <= MOST or not _is_multiple(elements, factor):
             return None
         base, k = e.index(0), offset
         if offset.op == "add" and offset.args[1].is_const:
             base, k = offset.args
         elif not offset.is_const:
             base, k = offset, e.index(0)
-        if not (_is_multiple(base, factor) and all(map(self._affine.is_uniform, axes))):
+        if not _is_multiple(base, factor):
             return None
         start = e.add(base, e.index(k.attr // factor * factor))
-        first = self._memory.linear(buffer, (*axes, start))
-        return Member(self._group(buffer, factor, first), k.attr % factor)
+        group = self._group(buffer, factor, start, is_reversed=step.attr < 0)
+        return Member(group, k.attr % factor)
 
     def _find_in_rows(self, buffer: Buffer, at: Index) -> Member | None:
         """Return the member of a group in a row of its own that an iteration accesses.
@@ -198,21 +182,29 @@ class Groups:
         return Member(self._group(buffer, factor, first, stride), k % factor)
 
     def _group(
-        self, buffer: Buffer, factor: int, first: Expr, stride: Expr | None = None
+        self,
+        buffer: Buffer,
+        factor: int,
+        first: Expr,
+        stride: Expr | None = None,
+        is_reversed: bool = False,
     ) -> Group:
         """Return a group, which is made if it is new."""
         groups = self._groups.setdefault(buffer, [])
         for group in groups:
-            if group.factor == factor and same(group.first, first):
-                if stride is None or group.stride is None:
-                    is_same = stride is group.stride
-                else:
-                    is_same = same(stride, group.stride)
-                if is_same:
-                    return group
-        stores: dict[int, Store] | None = {} if stride is None else None
-        groups.append(Group(buffer, factor, first, stride, stores=stores))
-        return groups[-1]
+            if group.factor != factor or group.is_reversed is not is_reversed:
+                continue
+            if stride is None or group.stride is None:
+                is_same = stride is group.stride
+            else:
+                is_same = same(stride, group.stride)
+            if is_same and same(group.first, first):
+                return group
+        is_stored = stride is None and not is_reversed
+        stores: dict[int, Store] | None = {} if is_stored else None
+        group = Group(buffer, factor, first, stride, is_reversed, stores=stores)
+        groups.append(group)
+        return group
 
     def _pays(self, group: Group, used: int) -> bool:
         """Return whether shuffles take less time than gathers."""
@@ -237,13 +229,14 @@ def _is_multiple(x: Expr, factor: int) -> bool:
 
 
 def deinterleaved(
-    f: Function, vectors: Sequence[str], scalar: str, width: int, index: int
+    f: Function, vectors: Sequence[str], scalar: str, width: int, member: Member
 ) -> str:
-    """Emit member number `index` of `width` iterations, whose groups lie in vectors."""
-    factor = len(vectors)
-    return shuffled(
-        f, vectors, scalar, [divmod(k * factor + index, width) for k in range(width)]
-    )
+    """Emit a member of `width` iterations, whose groups lie in vectors."""
+    factor, iterations = len(vectors), range(width)
+    if member.group.is_reversed:
+        iterations = iterations[::-1]
+    places = [divmod(k * factor + member.number, width) for k in iterations]
+    return shuffled(f, vectors, scalar, places)
 
 
 def interleaved(

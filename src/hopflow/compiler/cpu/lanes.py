@@ -340,8 +340,7 @@ class Lanes(Evaluator):
         for k in range(0, self.width, width):
             vectors = self._group_vectors(group, k, width)
             if group.stride is None:
-                number = member.number
-                parts.append(deinterleaved(f, vectors, scalar, width, number))
+                parts.append(deinterleaved(f, vectors, scalar, width, member))
             else:
                 parts.append(vectors[member.number - min(group.loaded)])
         whole = joined(f, parts, scalar, width)
@@ -389,12 +388,13 @@ class Lanes(Evaluator):
     def _group_addresses(self, group: Group, first: int, width: int) -> list[str]:
         f, element = self.f, memory_type(group.buffer.dtype)
         start = self.loop.row(group.buffer, group.first)
-        distance = f.emit(f"mul i64 {self.position}, {group.factor}")
+        step, iteration = group.factor, first
+        if group.is_reversed:  # the last iteration's elements are the first in memory
+            step, iteration = -step, first + width - 1
+        distance = f.emit(f"mul i64 {self.position}, {step}")
         block = f.emit(f"getelementptr {element}, ptr {start}, i64 {distance}")
         return [
-            f.emit(
-                f"getelementptr {element}, ptr {block}, i64 {first * group.factor + k}"
-            )
+            f.emit(f"getelementptr {element}, ptr {block}, i64 {iteration * step + k}")
             for k in range(0, group.factor * width, width)
         ]
 

@@ -1,8 +1,8 @@
 """Vector loops: `width` iterations of a straight-line body at a time.
 
-The remaining iterations run once more under a mask, if the CPU has masks, and one by
-one otherwise. Code that does not depend on the loop's variable runs once, before the
-loop.
+The remaining iterations are the last ones of a vector that overlaps the one before, if
+they may run twice; or they run under a mask, if the CPU has masks, or one by one. Code
+that does not depend on the loop's variable runs once, before the loop.
 """
 
 from contextlib import AbstractContextManager
@@ -22,6 +22,7 @@ from hopflow.compiler.llvm.types import (
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt, Store
+from hopflow.loop_ir.walk import loaded
 
 MAX_UNROLLED: Final = 4
 """A loop of constant extent with at most this many vectors is unrolled completely."""
@@ -177,6 +178,17 @@ class VectorLoop(LaneLoop):
                 return False
         return self._size > LARGE_BODY and not self.groups
 
+    def _may_repeat(self) -> bool:
+        """Return whether iterations may run twice, so that the last vector may overlap
+        the one before: none reads what another one has written."""
+        extent, body = self.s.extent, self.s.body
+        if not extent.is_const or extent.attr < self.width:
+            return False
+        if not all(isinstance(x, Let | Store) for x in body):
+            return False
+        stored = {x.buffer for x in body if isinstance(x, Store)}
+        return not any(node.attr in stored for x in body for node in loaded(x))
+
     def _masked(self, stop: str) -> None:
         """Emit all iterations under masks."""
         trips = self._trips(e.add(self.s.extent, e.index(self.width - 1)))
@@ -203,6 +215,9 @@ class VectorLoop(LaneLoop):
             left = f.emit(f"icmp slt i64 {whole}, {stop}")
             f.branch_if(left, f"rest.{name}", f"all.{name}")
             f.start(f"rest.{name}")
+        if is_static and self._may_repeat():
+            self._run(str(int(stop) - self.width))
+            return
         is_one = is_static and int(stop) - int(whole) == 1
         has_masks = self.emitter.unit.target.has_masks
         if has_masks and is_one and self.accumulators:

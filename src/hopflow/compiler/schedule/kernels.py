@@ -57,6 +57,10 @@ SHORT_ROW = 16
 """At least so many sums make it worthwhile to read a vector out of order."""
 ROWS_AT_ONCE: Final = 4
 """The rows that are added to a row of sums in one pass over it."""
+FEW_TERMS: Final = 9
+"""At most so many terms of a sum are written one after the other."""
+LARGEST_ROW: Final = 192
+"""Instructions of all terms, at most."""
 SHORT_ELEMENT: Final = 16
 """The instructions of the longest element of which so many are computed at once."""
 
@@ -351,21 +355,25 @@ class Kernels:
         it reads rows of a few elements (`x[n, 3]`) once, and whole."""
         is_few = isinstance(size, int) and 1 < size <= REGISTER_LIMIT
         return (
-            is_few and isinstance(kernel.combine, str) and not is_unrolled(kernel.space)
+            is_few and isinstance(kernel.combine, str) and bool(self._split(kernel)[0])
         )
 
     def _reduce(self, kernel: Reduction, group: Sequence[Index]) -> list[list[Expr]]:
         """Write a loop over the kernel's space. Return for each index of a group the
         results."""
-        if is_unrolled(kernel.space):
-            steps = indices(kernel.space)
-            return [self._reduce_at_once(kernel, at, steps) for at in group]
+        space, last = self._split(kernel)
+        if not space:
+            return [self._reduce_at_once(kernel, at, indices(last)) for at in group]
         all_accumulators = [
             [self.b.declare(x, "acc") for x in self.b.at(kernel.init, at)]
             for at in group
         ]
 
         def step(r: Index) -> None:
+            for row in indices(last):
+                add((*r, *row))
+
+        def add(r: Index) -> None:
             for at, accumulators in zip(group, all_accumulators, strict=True):
                 values = self.b.at(kernel.element, (*at, *r))
                 if isinstance(kernel.combine, str):
@@ -377,11 +385,31 @@ class Kernels:
                 ):
                     self.b.assign(var, value)
 
-        self.b.nest(kernel.space, step, independent=isinstance(kernel.combine, str))
+        self.b.nest(space, step, independent=isinstance(kernel.combine, str))
         return [
             self._finished(kernel, at, list(map(e.read, accumulators)))
             for at, accumulators in zip(group, all_accumulators, strict=True)
         ]
+
+    def _split(self, kernel: Reduction) -> tuple[Shape, tuple[int, ...]]:
+        """Return the axes of a space that get loops, and the last ones, of so few
+        elements that these are written one after the other: vectors then compute
+        several rows. A single sum has a loop, whether its length is known or not."""
+        space = kernel.space
+        if is_unrolled(space):
+            return (), tuple(space)
+        size = sum(map(weight, nodes(*kernel.element)))
+        count, first = 1, len(space)
+        while first and isinstance(kernel.combine, str):
+            extent = space[first - 1]
+            if not isinstance(extent, int) or not 0 < count * extent <= FEW_TERMS:
+                break
+            if size * count * extent > LARGEST_ROW:
+                break
+            count, first = count * extent, first - 1
+        if not first and not self.types[0].shape:
+            return space, ()
+        return space[:first], tuple([n for n in space[first:] if isinstance(n, int)])
 
     def _reduce_at_once(
         self, kernel: Reduction, at: Index, steps: Sequence[Index]
@@ -617,7 +645,7 @@ class Kernels:
         if window:
             b.nest(space[:window], update, independent=False)
         else:
-            b.nest(space, write)
+            update(())
 
     def _window(self, kernel: Scatter) -> int:
         """Return the first of the last axes of the space whose updates go to different

@@ -17,6 +17,7 @@ from hopflow.compiler.kernel_passes.counters import counters
 from hopflow.compiler.kernel_passes.flags import flags
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
+from hopflow.compiler.kernel_passes.masked_updates import masked_updates
 from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
@@ -56,6 +57,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     hoist,
     checks,
     counters,
+    masked_updates,
     inline,
     branches,
     simplify,

@@ -20,8 +20,8 @@ A loop that accumulates what any order gives the same bits of (flags, integers),
         for i0_row in 0..4096 vector 8 independent:
             failed_part |= not test
         parts[i0_block] = failed_part
-    for i0_block_part in 0..256:
-        failed |= parts[i0_block_part]
+    for i0_block_of_failed in 0..256:
+        failed |= parts[i0_block_of_failed]
 """
 
 from collections import Counter
@@ -116,7 +116,7 @@ def _threaded(loop: For, program: Program) -> list[Stmt]:
 def _in_parts(var: Var, loop: For, program: Program) -> For:
     """Let the iterations of a loop accumulate to a variable of their own. Return the
     loop that combines these."""
-    number = Var(f"{loop.var.name}_part", int64)
+    number = Var(f"{loop.var.name}_of_{var.name}", int64)
     part = Var(f"{var.name}_part", var.dtype)
     parts = Buffer(f"{var.name}_parts", var.dtype, (loop.extent,), "arena")
     program.arena.append(parts)

@@ -40,15 +40,15 @@ from hopflow.loop_ir.walk import (
     perfect_nest,
 )
 
-SHORT: Final = 5
+SHORT: Final = 6
 """Elements of a row that is unrolled, at most, unless it consists of rows."""
-PART: Final = 4
-"""A row that fills at most this part of a vector is unrolled; a longer one if one of
-its elements is left over."""
+DEAR: Final = 16
+"""Instructions of an element, from which on longer rows are unrolled, too: to fill the
+vectors saves more than the shuffles cost."""
 FEWEST: Final = 16
 """Rows that are worth it, at least."""
 WIDEST: Final = 9
-"""Elements from one row to the next, at most, for vectors of rows to be shuffled."""
+"""Elements of a row, and from one row to the next, at most: vectors are shuffled."""
 LARGEST: Final = 192
 """Instructions of an unrolled row, at most."""
 
@@ -106,9 +106,8 @@ def _pays(row: For, width: int) -> bool:
     """Return whether vectors of rows save more than the shuffles cost."""
     if any(isinstance(s, For) for s in row.body):
         return width > 1
-    size: int = row.extent.attr
-    is_odd = size % row.binding.width == 1
-    return size <= SHORT and (is_odd or size * PART <= width)
+    work = sum(weight(n) for s in row.body for n in nodes(*expressions(s)))
+    return width > 1 and bool(row.extent.attr <= SHORT or work >= DEAR)
 
 
 class _Expansion:
@@ -129,11 +128,8 @@ class _Expansion:
 
     def _add(self, statement: Stmt) -> bool:
         match statement:
-            case For(var, extent, body):
-                for k in range(extent.attr):
-                    self.values[var] = e.index(k)
-                    if not all(map(self._add, body)):
-                        return False
+            case For():
+                return self._add_steps(statement)
             case Declare(var, value):
                 self.accumulators.add(var)
                 self._define(var, value)
@@ -150,9 +146,43 @@ class _Expansion:
                 return False
         return True
 
+    def _add_steps(self, loop: For) -> bool:
+        """Add the steps of a loop. If they update memory, all read before one writes,
+        so that the code generator may load and store whole rows."""
+        is_update, late = _updates(loop.body), list[Store]()
+        for k in range(loop.extent.attr):
+            self.values[loop.var] = e.index(k)
+            for statement in loop.body:
+                if isinstance(statement, Store) and is_update:
+                    copy = copied(statement, self.values, "")
+                    assert isinstance(copy, Store)
+                    value = Var(f"new_{len(self.statements)}", copy.value.dtype)
+                    self.statements.append(Let(value, copy.value))
+                    late.append(Store(copy.buffer, copy.indices, e.read(value)))
+                elif not self._add(statement):
+                    return False
+        self.statements += late
+        return True
+
     def _define(self, var: Var, value: Expr) -> None:
         suffix = f"_{len(self.statements)}"
         self.statements.append(copied(Let(var, value), self.values, suffix))
+
+
+def _updates(body: Sequence[Stmt]) -> bool:
+    """Return whether a straight-line body writes memory that it has read, but reads
+    none that it has written. No iteration reads what another one has written."""
+    written: set[Buffer] = set()
+    read: set[Buffer] = set()
+    for statement in body:
+        if isinstance(statement, For):
+            return False
+        read.update(node.attr for node in loaded(statement))
+        if not read.isdisjoint(written):
+            return False
+        if isinstance(statement, Store):
+            written.add(statement.buffer)
+    return not written.isdisjoint(read)
 
 
 def _are_near(rows: Var, body: Sequence[Stmt]) -> bool:
@@ -179,7 +209,9 @@ def _is_near(rows: Var, buffer: Buffer, at: Index) -> bool:
     if step is None or not all(extent.is_const for extent in inner):
         return False
     distance: int = prod(extent.attr for extent in inner)
-    return step * distance <= WIDEST
+    is_one = distance == 1 and step == 1
+    is_known = all(position.is_const for position in at[axis + 1 :])
+    return is_one or (is_known and abs(step) * distance <= WIDEST)
 
 
 def _step(position: Expr, rows: Var) -> int | None:
@@ -190,6 +222,9 @@ def _step(position: Expr, rows: Var) -> int | None:
     if position.op == "add":
         steps = [_step(x, rows) for x in position.args]
         return None if None in steps else sum(filter(None, steps))
+    if position.op == "sub":
+        x, y = (_step(x, rows) for x in position.args)
+        return None if x is None or y is None else x - y
     if position.op == "mul" and position.args[1].is_const:
         step = _step(position.args[0], rows)
         return None if step is None else step * position.args[1].attr

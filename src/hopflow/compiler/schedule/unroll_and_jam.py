@@ -11,7 +11,8 @@
 The elements that one vector reads lie in as many rows of memory, and would be gathered.
 Those that several iterations of the outer loop read are adjacent: the code generator
 loads them as vectors, and transposes these in registers. Rows that remain have a loop
-like the one before.
+like the one before. If the elements are all those of short rows, the loop over them is
+gone: contiguous vectors have whole rows, which are shuffled.
 """
 
 from collections import Counter
@@ -32,12 +33,15 @@ from hopflow.loop_ir.walk import (
     loaded,
     nodes,
     perfect_nest,
+    same,
 )
 
 MOST: Final = 16
 """Rows at once, at most: vectors that stay in the registers."""
 FEWEST: Final = 4
 """Rows at once, at least: fewer are gathered in as little time."""
+WHOLE: Final = 9
+"""Elements of rows that are read as a whole, at most, as the colours of an image."""
 LARGEST: Final = 192
 """Instructions of all rows, at most: LLVM's time grows faster than the body."""
 
@@ -69,6 +73,8 @@ def _jammed(outermost: For) -> list[For] | None:
     depth = _rows(nest)
     if depth is None or any(depends_on(s.extent, nest[depth].var) for s in nest):
         return None
+    if _has_whole_rows(nest, depth):
+        return [_without_loop(nest, depth)]
     extent, name = nest[depth].extent, nest[depth].var.name
     start, left, loops = e.index(0), extent, list[For]()
     while (count := _count(nest, left)) >= FEWEST:
@@ -109,13 +115,47 @@ def _rows(nest: Sequence[For]) -> int | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def _count(nest: Sequence[For], extent: Expr) -> int:
-    """Return how many rows are computed at once: half as many where none remain."""
-    vectors = nest[-1]
-    size = sum(
+def _has_whole_rows(nest: Sequence[For], depth: int) -> bool:
+    """Return whether the iterations of a loop read all elements of short rows, so that
+    the vectors of these are contiguous."""
+    vectors, rows = nest[-1], nest[depth]
+    if not (rows.extent.is_const and rows.extent.attr <= WHOLE):
+        return False
+    columns = [
+        same(node.attr.shape[-1], rows.extent) and depends_on(at[-2], vectors.var)
+        for statement in vectors.body
+        for node in loaded(statement)
+        if len(at := e.index_of(node)) > 1 and depends_on(at[-1], rows.var)
+    ]
+    return all(columns) and _size(vectors) * rows.extent.attr <= LARGEST
+
+
+def _without_loop(nest: Sequence[For], depth: int) -> For:
+    """Return a nest without a loop, each iteration of which is part of the body."""
+    vectors, rows = nest[-1], nest[depth]
+    body: list[Stmt] = []
+    for k in range(rows.extent.attr):
+        values = {rows.var: e.index(k)}
+        body += [copied(s, values, f"_{k}") for s in vectors.body]
+    for loop in reversed([s for s in nest if s is not rows]):
+        body = [For(loop.var, loop.extent, body, True, loop.binding, loop.nodes)]
+    [remaining] = body
+    assert isinstance(remaining, For)
+    return remaining
+
+
+def _size(vectors: For) -> int:
+    """Return about how many instructions an iteration takes."""
+    return sum(
         1 + sum(map(weight, nodes(*expressions(statement))))
         for statement in vectors.body
     )
+
+
+def _count(nest: Sequence[For], extent: Expr) -> int:
+    """Return how many rows are computed at once: half as many where none remain."""
+    vectors = nest[-1]
+    size = _size(vectors)
     count = min(MOST, vectors.binding.width)
     while count >= FEWEST and (
         size * count > LARGEST or (extent.is_const and extent.attr < count)
