@@ -35,7 +35,7 @@ from hopflow.export.native import targets
 from hopflow.export.native.build import compile_native
 from hopflow.export.native.parameters import c_name, program_graph
 from hopflow.export.native.targets import TARGETS, compiler
-from hopflow.loop_ir.program import Binding, For
+from hopflow.loop_ir.program import For
 from hopflow.ops import batching
 from hopflow.ops.opdef import OPERATIONS, OpDef
 from hopflow.testing.native_code import Driver, NativeLibrary, Outcome
@@ -124,11 +124,13 @@ class Native(NamedTuple):
         return self.library(name, *(args or self.calls[name].args))
 
     def check(self, name: str, *args: Any) -> list[Array]:
-        """Return what a call gives, which has the bits of the jitted program."""
+        """Return what a call gives, which has the bits of the jitted program: of one
+        that knows no more of sizes, for those of short rows decide how sums are added.
+        """
         given = args or self.calls[name].args
         outcome = self.run(name, *given)
         assert outcome.status == 0, outcome.text
-        expected = leaves(hf.jit(self.calls[name].program)(*given))
+        expected = leaves(hf.jit(self.calls[name].program, dynamic=True)(*given))
         for x, y in zip(outcome.results, expected, strict=True):
             assert x.dtype == y.dtype
             assert x.shape == y.shape
@@ -717,17 +719,15 @@ def test_every_target_is_in_the_documentation() -> None:
 
 @pytest.mark.parametrize("name", ["riscv64", "riscv64-v"])
 def test_loops_on_riscv_are_vector_instructions_if_there_are(name: str) -> None:
-    graph = program_graph(exported(hf.sqrt, hf.ones((1002,), dtype=hf.float32)).program)
+    graph = program_graph(exported(hf.sum, hf.ones((1002,), dtype=hf.float32)).program)
     machine = targets.target(name)
     lowered = lower(graph, target=machine)[1]
     [loop] = (s for s in lowered.body if isinstance(s, For))
-    assert loop.binding == Binding("vector", machine.register_bits // 32)
+    assert loop.binding.kind == "vector"
     text = compiler(name).assembly(emit_llvm(lowered, reuse(lowered), machine))
     vectors = re.findall(r"vle32\.v.*", text)
-    if name == "riscv64":
-        assert vectors == []
-    else:  # the last elements are loaded under a mask
-        assert ["v0.t" in line for line in vectors] == [False, True]
+    is_masked = ["v0.t" in line for line in vectors]  # as the last elements are loaded
+    assert (any(is_masked), all(is_masked)) == (name == "riscv64-v", vectors == [])
 
 
 @pytest.mark.parametrize("level", [2, 3, 4])
