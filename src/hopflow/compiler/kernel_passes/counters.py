@@ -36,6 +36,7 @@ from hopflow.compiler.kernel_program.program import (
     While,
     equations,
 )
+from hopflow.compiler.kernel_program.registers import shape_key
 from hopflow.compiler.kernel_program.rewriting import (
     all_blocks,
     drop_unread,
@@ -147,7 +148,7 @@ class _Rewriter:
                     block.equations += self.counted(equation, trips)
                     last = {trips.carry: trips.last}
             loop, after = equation.definition, list[Equation]()
-            if isinstance(loop, Loop) and _makes_no_step(loop):
+            if isinstance(loop, Loop) and _makes_no_step(equation, loop):
                 after = _not_begun(equation, loop)
             elif isinstance(loop, Loop):
                 after = _without_counters(equation, loop, last)
@@ -438,8 +439,17 @@ def _remove(equation: Equation, loop: Loop, removed: set[int]) -> None:
     equation.definition = replace(loop, carry=tuple(kept(loop.carry)))
 
 
-def _makes_no_step(loop: Loop) -> bool:
-    return isinstance(loop.length, int) and loop.length == 0 and not loop.ticks
+def _makes_no_step(equation: Equation, loop: Loop) -> bool:
+    """Return whether a loop is known to make no step, and its results have the sizes of
+    its carries: other sizes are defined by the loop."""
+    if not isinstance(loop.length, int) or loop.length or loop.ticks:
+        return False
+    count = len(loop.carry)
+    finals, rows = equation.results[:count], equation.results[count:]
+    return all(not free_symbols(*value.shape) for value in rows) and all(
+        shape_key(value.shape) == shape_key(first.shape)
+        for value, first in zip(finals, loop.carry, strict=True)
+    )
 
 
 def _is_empty(loop: object) -> bool:

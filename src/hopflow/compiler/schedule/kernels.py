@@ -182,7 +182,7 @@ class Kernels:
         elements that are read. A loop over rows, and one inside a row, need no
         division. None: nothing is divided, or rows would be of different sizes."""
         n = shape[axis] if axis >= 0 else 1
-        if not isinstance(n, int):
+        if axis < 0 or not isinstance(n, int):
             return None
         last, at = axes(axis + 1)[axis], axes(len(shape))
         if not any(_is_divided(x, x.op, last) for x in nodes(*kernel.elements)):
