@@ -311,6 +311,19 @@ def test_a_scan_of_no_rows_gives_its_carry_and_no_rows(reverse: bool) -> None:
     assert "for step" not in run.loop_ir
 
 
+def test_a_loop_of_no_steps_that_defines_a_size_stays() -> None:
+    def f(x: Any) -> Any:
+        _, y = hf.while_loop(
+            lambda i, y: i < 0,
+            lambda i, y: (i + 1, hf.concat([y, y[:1]])),
+            (0, x),
+            dynamic_carry={"y": {0: hf.Dim("n")}},
+        )
+        return hf.sum(y) * y
+
+    np.testing.assert_allclose(np.asarray(hf.jit(f)(X)), X * np.sum(X))
+
+
 def test_arrays_of_no_elements_read_nothing() -> None:
     def f(x: Any) -> Any:
         total = hf.sum(hf.exp(x))
