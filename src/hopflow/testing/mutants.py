@@ -533,7 +533,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ["debug"],
         options={"mutation": True, "weights": {"write": 6}},
     ),
-    "mask slip": Mutant(_mask_slip, ["jit"]),
+    "mask slip": Mutant(_mask_slip, ["dynamic"]),
     "mask slip in a gang": Mutant(_idle_lane, ["loop ir, gangs and gpu"]),
     "lane that is off writes": Mutant(
         _busy_lane, ["jit"], ["vmap"], options={"weights": {"while": 12, "cond": 6}}
