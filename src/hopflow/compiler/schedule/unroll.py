@@ -6,8 +6,8 @@
 
 A row of few elements does not fill a vector. The code generator loads and stores the
 rows of 8 iterations as contiguous vectors, and shuffles them. Loops that `coalesce`
-will make one are left to it: their vectors need no shuffles. So are sums of floats
-along a row, which the vectors of the row add in an order of their own.
+will make one are left to it: their vectors need no shuffles. Loops that sum floats stay
+as they are: the order of a sum is decided when its loop is written.
 """
 
 from collections.abc import Iterator, Sequence
