@@ -310,6 +310,72 @@ def test_wide_integers_are_divided_by_any_constant(dtype: str) -> None:
             np.testing.assert_array_equal(np.asarray(y), want)
 
 
+@pytest.mark.parametrize("bits", [3, 20, 40, 50, 51, 52, 63])
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_wide_integers_are_divided_exactly_whatever_their_bits(
+    dtype: str, bits: int
+) -> None:
+    """Vectors of less than 52 bits are divided as float64; the last ones are mixed."""
+    rng = np.random.default_rng(bits)
+    low = -(1 << bits) + 1 if dtype == "int64" else 0
+    x, y = (rng.integers(low, (1 << bits) - 1, 999, dtype) for _ in range(2))
+    y[::2] >>= np.asarray(bits // 2, dtype)
+    y[y == 0] = 3
+    x[::3] -= x[::3] % y[::3]  # multiples, and what is 1 less
+    x[1::3] -= x[1::3] % y[1::3] + np.asarray(1, dtype)
+    x[-8:] = edges(dtype)[-8:]
+    with np.errstate(over="ignore"):
+        want = x // y, x % y
+    found = hf.jit(lambda x, y: (x // y, x % y))(x, y)
+    for got, expected in zip(found, want, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), expected)
+    one = np.asarray(y[3])  # the same for all
+    found = hf.jit(lambda x, y: (x // y, x % y))(x, one)
+    for got, expected in zip(found, (x // one, x % one), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), expected)
+
+
+@pytest.mark.parametrize("scale", [1, 8, 20, 40, 60, 100])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_remainders_of_floats_are_exact(dtype: str, scale: int) -> None:
+    rng, info = np.random.default_rng(scale), np.finfo(dtype)
+    x, y = (
+        (rng.normal(size=3000) * 2.0 ** rng.uniform(-scale, scale, 3000)).astype(dtype)
+        for _ in range(2)
+    )
+    multiple = y[:2000] * rng.integers(1, 1000, 2000).astype(dtype)
+    x[:1000], x[1000:2000] = multiple[:1000], np.nextafter(multiple[1000:], 0)
+    special = [*FLOAT_CORNERS, info.tiny, -info.smallest_subnormal, info.max, 2.0**52]
+    with np.errstate(over="ignore"):
+        corners = np.asarray(special).astype(dtype)
+    x, y = (
+        np.concatenate([a, b.ravel()])
+        for a, b in zip((x, y), np.meshgrid(corners, corners), strict=True)
+    )
+    with np.errstate(all="ignore"):
+        want = np.remainder(x, y), np.floor_divide(x, y)
+    found = hf.jit(lambda x, y: (hf.remainder(x, y), hf.floor_divide(x, y)))(x, y)
+    for got, expected in zip(map(np.asarray, found), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+        known = ~np.isnan(expected)
+        np.testing.assert_array_equal(
+            np.signbit(got[known]), np.signbit(expected[known])
+        )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])
+def test_powers_of_integers_wrap_in_vectors(dtype: str) -> None:
+    rng, most = np.random.default_rng(0), np.iinfo(dtype).max
+    x = rng.integers(np.iinfo(dtype).min, most, 500, dtype)
+    y = rng.integers(0, 9, 500, dtype=dtype)
+    x[::2] = rng.integers(0, 7, 250, dtype=dtype)
+    y[-20:-16], x[-20:-16] = most, np.asarray([0, 1, 3, 2]).astype(dtype)
+    np.testing.assert_array_equal(np.asarray(hf.jit(hf.pow)(x, y)), x**y)
+    for k in (0, 1, 5, 70):
+        one = np.asarray(k, dtype)
+        np.testing.assert_array_equal(np.asarray(hf.jit(hf.pow)(x, one)), x**one)
+
+
 @pytest.mark.parametrize("n", [5, 64, 1000])
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64"])
 def test_division_by_zero_stops_wherever_it_is(dtype: str, n: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import hopflow as hf
 from hopflow.compiler.cpu.target import host
 from hopflow.compiler.schedule.coalesce import LONG, coalesce
-from hopflow.compiler.schedule.unroll import FEWEST, SHORT, unroll
+from hopflow.compiler.schedule.unroll import CHOICES, FEWEST, SHORT, unroll
 from hopflow.dtypes import bool_, float64, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Var
@@ -165,6 +165,25 @@ def test_rows_with_a_value_each_are_unrolled_if_they_are_short(
         assert not is_unrolled
     elif size in (3, 5):
         assert is_unrolled
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_an_element_that_all_rows_share_is_chosen(size: int) -> None:
+    """Where only the run knows which one it is, and rows have few elements."""
+
+    def reordered(x: Any, order: Any) -> Any:
+        return hf.take(x, order, axis=2)
+
+    compiled = hf.jit(reordered)
+    x = np.random.default_rng(0).integers(0, 255, (19, 70, size)).astype("uint8")
+    for order in (np.arange(size)[::-1], np.arange(size), np.full(size, -1)):
+        found = compiled(x, order.copy())
+        np.testing.assert_array_equal(np.asarray(found), x[..., order])
+    extents = [head.split("..")[1] for head in heads(compiled)]
+    is_unrolled = extents[extents.index("19") :] == ["19", "70"]
+    assert is_unrolled is (size <= CHOICES)
+    with pytest.raises(IndexError):
+        compiled(x, np.full(size, size))
 
 
 def test_an_unrolled_nest_joins_what_is_computed_for_each_row() -> None:

@@ -32,6 +32,7 @@ _KINDS: Final[dict[str, str]] = (
     | dict.fromkeys("not and or xor".split(), "iub")
     | dict.fromkeys("add_overflows mul_overflows".split(), "i")
     | dict.fromkeys(MATH, "f")
+    | {"ipow": "iu"}
 )
 _NAMES: Final = {
     "iuf": "numbers",

@@ -271,6 +271,7 @@ _NUMPY: Final = {
     "atanh": "arctanh",
     "atan2": "arctan2",
     "pow": "power",
+    "ipow": "power",
 }
 _SCIPY: Final = {
     "erf": "erf",
@@ -317,6 +318,8 @@ _CORRECTED: Final[dict[str, Operation]] = {
 def _math(name: str, dtype: DType) -> Operation:
     """Return a function in MATH that computes in float64 and rounds."""
     function, to = array_function(name), dtype.dtype
+    if name == "ipow":
+        return np.power
     if name == "nextafter":  # the next value of the dtype itself
         return lambda x, y: function(x, y).astype(to)[()]
     return lambda *args: np.float64(function(*map(np.float64, args))).astype(to)

@@ -20,7 +20,6 @@ from hopflow.loop_ir.expr import (
     const,
     floor_div,
     floor_mod,
-    mul,
     select,
     sub,
     unary,
@@ -177,13 +176,7 @@ def integer_power(x: Expr, y: Expr) -> Expr:
     All bits of the exponent count. `jax.numpy.power` ignores those from the seventh on,
     which matter for even bases, and for odd ones other than -1 and 1.
     """
-    zero, result = like(0, x), like(1, x)
-    bits = y.dtype.bits - (y.dtype.kind == "i")
-    for bit in range(bits):
-        chosen = compare("ne", binary("and", y, like(1 << bit, y)), zero)
-        result = select(chosen, mul(result, x), result)
-        x = mul(x, x) if bit + 1 < bits else x
-    return result
+    return call("ipow", x, y)
 
 
 # --- bits -----------------------------------------------------------------------------

@@ -76,7 +76,8 @@ def emit(
     If `guarded`, each buffer of the arena has separate memory of
     `compiler.cpu.guarded`.
     """
-    unit = Unit(Module(has_extrema=target.has_extrema), target, guarded)
+    module = Module(has_extrema=target.has_extrema, has_fma=target.has_fma)
+    unit = Unit(module, target, guarded)
     emit_into(unit, program, arena)
     symbols = frozenset(unit.module.symbols)
     return Emission(symbol(program.name), unit.module.text, symbols, unit.constants)

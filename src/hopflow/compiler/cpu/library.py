@@ -28,7 +28,7 @@ def address(name: str, target: CpuTarget) -> int:
 
 @once
 def _compiled(name: str, target: CpuTarget) -> Linked:
-    module = Module(has_extrema=target.has_extrema)
+    module = Module(has_extrema=target.has_extrema, has_fma=target.has_fma)
     define(module, name, target)
     text = module.text
     symbols = {

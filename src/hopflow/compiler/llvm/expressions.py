@@ -18,7 +18,6 @@ from hopflow.compiler.llvm.module import OPAQUE, RARE, Function, Module
 from hopflow.compiler.llvm.types import (
     NARROW_FLOATS,
     constant,
-    lanes,
     memory_type,
     register_type,
 )
@@ -396,7 +395,11 @@ def call_math(f: Function, name: str, dtype: DType, width: int, args: list[str])
     if name == "fmod":
         wide = float32 if dtype in NARROW_FLOATS else dtype
         f.module.symbols.add("fmodf" if wide is float32 else "fmod")
+        if f.module.has_fma and dtype is wide:
+            return operations.float_remainder(f, dtype, width, args)
         return operations.operation(f, "rem", dtype, width, args)
+    if name == "ipow":
+        return operations.integer_power(f, dtype, width, args)
     if name == "nextafter" and dtype in NARROW_FLOATS:
         return _inline(f, name, dtype, width, args)
     if dtype in NARROW_FLOATS:
@@ -449,11 +452,7 @@ def _near_or_far(f: Function, name: str, dtype: DType, width: int) -> str:
     t = register_type(dtype, width)
     size = operations.operation(f, "abs", dtype, width, ["%x0"])
     far = f.emit(f"fcmp ugt {t} {size}, {constant(limit, dtype, width)}")
-    if width > 1:
-        mask = lanes("i1", width)
-        any_ = f"i1 @llvm.vector.reduce.or.v{width}i1"
-        f.module.declare(f"{any_}({mask})")
-        far = f.emit(f"call {any_}({mask} {far})")
+    far = operations.any_lane(f, far, width)
     slot = f.slot(t, "lanes")
     f.branch_if(far, "far", "near", RARE)
     f.start("far")

@@ -43,10 +43,11 @@ class Module:
     symbols       the names whose addresses the linker must provide
     has_extrema   whether the target has instructions for the minimum and the maximum of
                   floats, where NaN is the result if it is an operand, and -0 < 0
+    has_fma       whether it has instructions for fused multiply-add
     """
 
-    def __init__(self, *, has_extrema: bool = False) -> None:
-        self.has_extrema = has_extrema
+    def __init__(self, *, has_extrema: bool = False, has_fma: bool = False) -> None:
+        self.has_extrema, self.has_fma = has_extrema, has_fma
         self.symbols: set[str] = set()  # the linker must have their addresses
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}

@@ -6,11 +6,11 @@ Every function takes registers or constants of `width` lanes and returns one.
 import re
 import struct
 from functools import cache
-from math import copysign, isnan
+from math import copysign, frexp, inf, isnan
 from typing import Final
 
 from hopflow import dtypes
-from hopflow.compiler.llvm.module import Function
+from hopflow.compiler.llvm.module import RARE, Function, Module
 from hopflow.compiler.llvm.types import (
     NARROW_FLOATS,
     constant,
@@ -65,8 +65,9 @@ def operation(f: Function, op: str, dtype: DType, width: int, args: list[str]) -
     """Emit `op` on operands of `dtype`, for "select" that of its two values."""
     if width > 1 and op in _SIGNED and dtype.kind in "iu":
         is_constant = not args[1].startswith("%")
-        if dtype.bits <= 32 and not is_constant:
-            return _divided(f, op, dtype, width, args)
+        if not is_constant:
+            divided = _divided if dtype.bits <= 32 else _divided_wide
+            return divided(f, op, dtype, width, args)
         if dtype.bits == 64 and is_constant:
             divisor = _integer(args[1])
             if dtype.kind == "i":
@@ -230,6 +231,173 @@ def _divided(f: Function, op: str, dtype: DType, width: int, args: list[str]) ->
         return quotient
     product = f.emit(f"mul {t} {quotient}, {args[1]}")
     return f.emit(f"sub {t} {args[0]}, {product}")
+
+
+def _divided_wide(
+    f: Function, op: str, dtype: DType, width: int, args: list[str]
+) -> str:
+    """Emit the quotient or the remainder of 64-bit integers, which no vector unit
+    divides. Nearly all have few bits, and are divided as float64: see `_divided`."""
+    name, t = f"hf.{op}.{dtype.short}.{width}", lanes("i64", width)
+    if not f.module.has_function(name):
+        f.module.define(name, _division(f.module, name, op, dtype, width))
+    return f.emit(f"call {t} @{name}({t} {args[0]}, {t} {args[1]})")
+
+
+_SMALL: Final = 1 << 51
+"""Integers of less than this magnitude are divided as float64."""
+_MAGIC: Final = 0x4338 << 48
+"""The bits of 1.5 * 2**52, a float64 whose last bit is worth 1: an integer of less than
+52 bits that is added to it is added to its bits."""
+
+
+def _division(module: Module, name: str, op: str, dtype: DType, width: int) -> str:
+    """Return a function of vectors `%x` and `%y` of 64-bit integers."""
+    t, wide = lanes("i64", width), lanes("double", width)
+    signature = f"internal {t} @{name}({t} %x, {t} %y)"
+    f = Function(module, signature, module.inlined(name))
+
+    def integer(value: int) -> str:
+        return constant(value, dtypes.int64, width)
+
+    magic = constant(1.5 * 2**52, dtypes.float64, width)
+
+    def to_float(x: str) -> str:
+        bits = f.emit(f"add {t} {x}, {integer(_MAGIC)}")
+        moved = f.emit(f"bitcast {t} {bits} to {wide}")
+        return f.emit(f"fsub {wide} {moved}, {magic}")
+
+    def to_integer(x: str) -> str:
+        moved = f.emit(f"fadd {wide} {x}, {magic}")
+        bits = f.emit(f"bitcast {wide} {moved} to {t}")
+        return f.emit(f"sub {t} {bits}, {integer(_MAGIC)}")
+
+    x, y, most = "%x", "%y", _SMALL
+    if dtype.kind == "i":
+        x, y = (f.emit(f"add {t} {a}, {integer(_SMALL)}") for a in (x, y))
+        most = 2 * _SMALL
+    either = f.emit(f"or {t} {x}, {y}")
+    large = any_lane(f, f.emit(f"icmp ugt {t} {either}, {integer(most - 1)}"), width)
+    f.branch_if(large, "large", "small", RARE)
+    f.start("large")
+    signed = _SIGNED if dtype.kind == "i" else _UNSIGNED
+    full = f.emit(f"{signed[op]} {t} %x, %y")
+    f.branch("end")
+    f.start("small")
+    x, y = to_float("%x"), to_float("%y")
+    ratio = f.emit(f"fdiv {wide} {x}, {y}")
+    quotient = operation(f, "trunc", dtypes.float64, width, [ratio])
+    if op == "rem":  # the product is exact, too
+        product = f.emit(f"fmul {wide} {quotient}, {y}")
+        quotient = f.emit(f"fsub {wide} {x}, {product}")
+    result = to_integer(quotient)
+    f.branch("end")
+    f.start("end")
+    chosen = f.emit(f"phi {t} [ {full}, %large ], [ {result}, %small ]")
+    f.do(f"ret {t} {chosen}")
+    return f.text
+
+
+def any_lane(f: Function, test: str, width: int) -> str:
+    """Return whether a test holds in any lane."""
+    if width == 1:
+        return test
+    mask = lanes("i1", width)
+    any_ = f"i1 @llvm.vector.reduce.or.v{width}i1"
+    f.module.declare(f"{any_}({mask})")
+    return f.emit(f"call {any_}({mask} {test})")
+
+
+def integer_power(f: Function, dtype: DType, width: int, args: list[str]) -> str:
+    """Emit the power of integers, whose exponents are not negative; it wraps."""
+    name, t = f"hf.ipow.{dtype.short}.{width}", register_type(dtype, width)
+    if not f.module.has_function(name):
+        f.module.define(name, _squaring(f.module, name, dtype, width))
+    return f.emit(f"call {t} @{name}({t} {args[0]}, {t} {args[1]})")
+
+
+def _squaring(module: Module, name: str, dtype: DType, width: int) -> str:
+    """Return a function of `%x` and `%y`, with a step for each bit of the largest
+    exponent."""
+    t = register_type(dtype, width)
+    one, zero = (constant(value, dtype, width) for value in (1, 0))
+    f = Function(module, f"internal {t} @{name}({t} %x, {t} %y)", "noinline nounwind")
+    f.branch("step")
+    f.start("step")
+    for value, start in (("base", "%x"), ("exponent", "%y"), ("power", one)):
+        f.do(f"%{value} = phi {t} [ {start}, %entry ], [ %next.{value}, %step ]")
+    bit = f.emit(f"and {t} %exponent, {one}")
+    is_odd = f.emit(f"icmp ne {t} {bit}, {zero}")
+    product = f.emit(f"mul {t} %power, %base")
+    test = f"{lanes('i1', width)} {is_odd}"
+    f.do(f"%next.power = select {test}, {t} {product}, {t} %power")
+    f.do(f"%next.base = mul {t} %base, %base")
+    f.do(f"%next.exponent = lshr {t} %exponent, {one}")
+    again = f.emit(f"icmp ne {t} %next.exponent, {zero}")
+    f.branch_if(any_lane(f, again, width), "step", "end")
+    f.start("end")
+    f.do(f"ret {t} %next.power")
+    return f.text
+
+
+def float_remainder(f: Function, dtype: DType, width: int, args: list[str]) -> str:
+    """Emit C's `fmod` of float32 or float64, which is exact."""
+    divisor = _number(args[1])
+    if divisor and abs(frexp(divisor)[0]) == 0.5:  # LLVM truncates an exact quotient
+        return operation(f, "rem", dtype, width, args)
+    name, t = f"hf.rem.{dtype.short}.{width}", register_type(dtype, width)
+    if not f.module.has_function(name):
+        f.module.define(name, _float_division(f.module, name, dtype, width))
+    return f.emit(f"call {t} @{name}({t} {args[0]}, {t} {args[1]})")
+
+
+def _float_division(module: Module, name: str, dtype: DType, width: int) -> str:
+    """Return a function of `%x` and `%y`.
+
+    A quotient of less than 2**52, or of 2**28 for float32, is at most rounded up to the
+    next integer. The remainder is then a float, also the negative one of a quotient
+    that was rounded up. For float32 the product is one of float64, and exact, too.
+    """
+    t, wide = register_type(dtype, width), register_type(dtypes.float64, width)
+    is_double = dtype is dtypes.float64
+    f = Function(module, f"internal {t} @{name}({t} %x, {t} %y)", module.inlined(name))
+
+    def number(value: float) -> str:
+        return constant(value, dtypes.float64, width)
+
+    def call(op: str, *args: str) -> str:
+        return operation(f, op, dtypes.float64, width, list(args))
+
+    x, y = "%x", "%y"
+    if not is_double:
+        x, y = (f.emit(f"fpext {t} {a} to {wide}") for a in (x, y))
+    ratio = f.emit(f"fdiv {wide} {x}, {y}")
+    limit = number(2.0 ** (52 if is_double else 28))
+    is_long = f.emit(f"fcmp uge {wide} {call('abs', ratio)}, {limit}")
+    is_infinite = f.emit(f"fcmp ueq {wide} {call('abs', y)}, {number(inf)}")
+    either = f.emit(f"or {lanes('i1', width)} {is_long}, {is_infinite}")
+    f.branch_if(any_lane(f, either, width), "long", "short", RARE)
+    f.start("long")
+    full = f.emit(f"frem {t} %x, %y")
+    f.branch("end")
+    f.start("short")
+    negated = f.emit(f"fneg {wide} {call('trunc', ratio)}")
+    if is_double:
+        rest = call("fma", negated, y, x)
+    else:
+        rest = f.emit(f"fadd {wide} {x}, {f.emit(f'fmul {wide} {negated}, {y}')}")
+    # It has the other sign than `x` if the quotient was rounded up.
+    signed = f.emit(f"fmul {wide} {rest}, {call('copysign', number(1.0), x)}")
+    is_beyond = f.emit(f"fcmp olt {wide} {signed}, {number(0.0)}")
+    back = f.emit(f"fadd {wide} {rest}, {call('copysign', y, x)}")
+    chosen = call("select", is_beyond, back, rest)
+    result = call("copysign", chosen, x)
+    if not is_double:
+        result = f.emit(f"fptrunc {wide} {result} to {t}")
+    f.branch("end")
+    f.start("end")
+    f.do(f"ret {t} {f.emit(f'phi {t} [ {full}, %long ], [ {result}, %short ]')}")
+    return f.text
 
 
 def _divided_by_constant(

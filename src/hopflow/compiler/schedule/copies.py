@@ -1,10 +1,10 @@
-"""Copies of straight-line statements for other values of variables."""
+"""Copies of statements for other values of variables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
-from hopflow.loop_ir.program import Accumulate, Let, Stmt, Store
+from hopflow.loop_ir.program import Accumulate, For, Let, Stmt, Store
 from hopflow.loop_ir.walk import nodes
 
 
@@ -28,6 +28,24 @@ def copied(statement: Stmt, values: dict[Var, Expr], suffix: str) -> Stmt:
     indices = tuple([substituted(i, values) for i in statement.indices])
     value = substituted(statement.value, values)
     return Store(statement.buffer, indices, value)
+
+
+def nest_copy(nest: Sequence[For], body: Sequence[Stmt], suffix: str) -> For:
+    """Return a nest of loops with another body of straight-line statements.
+
+    Args:
+        suffix: For the names of its variables.
+    """
+    heads = {loop: Var(f"{loop.var.name}{suffix}", loop.var.dtype) for loop in nest}
+    values = {loop.var: e.read(head) for loop, head in heads.items()}
+    inner: list[Stmt] = [copied(s, values, suffix) for s in body]
+    for loop in reversed(nest):
+        extent = substituted(loop.extent, values)
+        copy = For(
+            heads[loop], extent, inner, loop.independent, loop.binding, loop.nodes
+        )
+        inner = [copy]
+    return copy
 
 
 def substituted(value: Expr, values: Mapping[Var, Expr]) -> Expr:

@@ -44,6 +44,7 @@ from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.threads import bind_threads
 from hopflow.compiler.schedule.unroll import unroll
 from hopflow.compiler.schedule.unroll_and_jam import unroll_and_jam
+from hopflow.compiler.schedule.unswitch import unswitch
 from hopflow.compiler.target import Target
 from hopflow.config import config
 from hopflow.graph.types import same_type
@@ -77,6 +78,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     move_steps_inside,
     bind_threads,
     contract,
+    unswitch,
     unroll_and_jam,
     gangs,
 )

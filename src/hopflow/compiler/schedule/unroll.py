@@ -38,6 +38,7 @@ from hopflow.loop_ir.walk import (
     loaded,
     nodes,
     perfect_nest,
+    replace,
 )
 
 SHORT: Final = 6
@@ -47,6 +48,9 @@ DEAR: Final = 16
 vectors saves more than the shuffles cost."""
 FEWEST: Final = 16
 """Rows that are worth it, at least."""
+CHOICES: Final = 4
+"""Elements of a row, at most, one of which is read at a position that all rows share,
+and only the run knows: all are read, and it is chosen."""
 WIDEST: Final = 9
 """Elements of a row, and from one row to the next, at most: vectors are shuffled."""
 LARGEST: Final = 192
@@ -74,7 +78,10 @@ def _unroll(rows: For, target: Target) -> None:
     if _is_coalesced(rows):
         return
     body = _Expansion().of(rows.body)
-    if body is None or not _are_near(rows.var, body):
+    if body is None:
+        return
+    _choose_elements(rows.var, body)
+    if not _are_near(rows.var, body):
         return
     work = sum(weight(n) for s in body for n in nodes(*expressions(s)))
     binding = vector_binding(rows.extent, body, target)
@@ -183,6 +190,32 @@ def _updates(body: Sequence[Stmt]) -> bool:
         if isinstance(statement, Store):
             written.add(statement.buffer)
     return not written.isdisjoint(read)
+
+
+def _choose_elements(rows: Var, body: Sequence[Stmt]) -> None:
+    """Replace the reads of an element of each row whose position all rows share: read
+    all elements of the row, which are adjacent, and choose that one."""
+    moving = {rows, *(s.var for s in body if isinstance(s, Let))}
+
+    def chosen(node: Expr) -> Expr | None:
+        if node.op != "load" or e.condition_of(node) is not None:
+            return None
+        *at, last = e.index_of(node) or [e.index(0)]
+        extent = node.attr.shape[-1] if at else last
+        if last.is_const or not (extent.is_const and 1 < extent.attr <= CHOICES):
+            return None
+        leaves = nodes(last)
+        is_shared = not any(x.op == "load" or x.attr in moving for x in leaves)
+        if not (is_shared and any(depends_on(i, rows) for i in at)):
+            return None
+        elements = [e.load(node.attr, (*at, e.index(k))) for k in range(extent.attr)]
+        value = elements.pop()
+        for k, element in enumerate(elements):
+            value = e.select(e.compare("eq", last, e.index(k)), element, value)
+        return value
+
+    for statement in body:
+        replace(statement, chosen)
 
 
 def _are_near(rows: Var, body: Sequence[Stmt]) -> bool:

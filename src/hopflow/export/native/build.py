@@ -124,7 +124,8 @@ def compile_native(program: Exported, name: str, target_name: str) -> Compiled:
     guards = program.module.guards.guards
     texts = zip(guards, program.constraints, strict=True)
     preamble = Preamble(parameters, lowered, graph, failures, list(texts))
-    unit = Unit(Module(has_extrema=machine.has_extrema), machine)
+    module = Module(has_extrema=machine.has_extrema, has_fma=machine.has_fma)
+    unit = Unit(module, machine)
     emit_into(unit, lowered, reuse(lowered))
     entry = Entry(name, unit, lowered, parameters, preamble)
     entry.define()

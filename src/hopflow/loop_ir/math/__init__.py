@@ -60,6 +60,7 @@ _BINARY: Final[dict[str, Callable[[Expr, Expr], Expr]]] = {
     "atan2": inverse.atan2,
     "hypot": power.hypot,
     "nextafter": special.nextafter,
+    "ipow": power.integer_power,
 }
 # An inherent loop, with one step for each bit of the quotient: LLVM's `frem` on a CPU.
 _PRIMITIVE: Final = frozenset({"fmod"})
@@ -73,8 +74,8 @@ _NEAR: Final = {
 def expand(name: str, *args: Expr) -> Expr:
     """Return `name(*args)`, for a name in `expr.MATH`, in primitive operations.
 
-    The arguments have one floating dtype. float16 and bfloat16 are computed in float32
-    and rounded once more. "fmod" stays one node.
+    The arguments have one dtype, a floating one but for "ipow". float16 and bfloat16
+    are computed in float32 and rounded once more. "fmod" stays one node.
     """
     dtype = args[0].dtype
     if name in _PRIMITIVE:

@@ -173,3 +173,14 @@ def cbrt(x: Expr) -> Expr:
     t = fma(correction, fma(mul(correction, z), 2 / 9, -1 / 3), t)
     t = select(small, mul(t, 2.0 ** -(power // 3)), t)
     return copysign(select(lt(a, INF), t, a), x)
+
+
+def integer_power(x: Expr, y: Expr) -> Expr:
+    """Return `x ** y` of integers by repeated squaring, a step for each bit of `y`."""
+    zero, result = expr.const(0, y.dtype), expr.const(1, x.dtype)
+    bits = y.dtype.bits - (y.dtype.kind == "i")
+    for bit in range(bits):
+        chosen = compare("ne", binary("and", y, expr.const(1 << bit, y.dtype)), zero)
+        result = select(chosen, mul(result, x), result)
+        x = mul(x, x) if bit + 1 < bits else x
+    return result
