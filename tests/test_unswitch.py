@@ -175,7 +175,7 @@ def test_a_case_does_what_the_loop_did(
 def test_a_sum_keeps_its_order() -> None:
     term = e.select(TEST, e.call("exp", x(i)), e.const(0.0, float64))
     for flag in (False, True):
-        results = []
+        results: list[Array] = []
         for edit in (False, True):
             made = program([Accumulate(SUM, "add", term)], width=8)
             made.body.insert(2, Declare(SUM, e.const(1.0, float64)))
@@ -186,12 +186,12 @@ def test_a_sum_keeps_its_order() -> None:
             verify(made)
             args = [np.array([flag, flag]), np.linspace(-1, 1, N)]
             results.append(run(made, (), args)[0])
-        np.testing.assert_array_equal(*results)
+        np.testing.assert_array_equal(results[0], results[1])
 
 
 def test_a_store_that_another_one_precedes_is_kept() -> None:
     """y[i] is stored to after its value was read, at an index that may be the same."""
-    body = [
+    body: list[Stmt] = [
         Let(V, y(i)),
         set_y(other(i), e.select(TEST, DOUBLE, x(i))),
         set_y(i, e.select(TEST, DOUBLE, e.read(V))),
