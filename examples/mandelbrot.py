@@ -32,9 +32,9 @@ def picture(xs, ys, limit):
 
 
 def main():
-    xs = hf.linspace(-2.1, 0.7, 60)
-    ys = hf.linspace(-1.1, 1.1, 21)
-    for line in picture(xs, ys, 30).tolist():
+    xs = hf.linspace(-2.1, 0.7, 44)
+    ys = hf.linspace(-1.1, 1.1, 15)
+    for line in picture(xs, ys, 20).tolist():
         print("".join(map(chr, line)).rstrip())
 
 

@@ -29,7 +29,7 @@ FLAGS: Final = np.array([1, 0, 2, 1])
 LARGEST: Final = 48
 
 assert settings.default is not None
-FEWER: Final = settings(max_examples=settings.default.max_examples // 3)
+FEWER: Final = settings(max_examples=settings.default.max_examples // 6)
 """Each example is run in many ways."""
 
 

@@ -38,7 +38,7 @@ LAST_LINES = {
     "fixed_point": "while_loop: the gradient of the unrolled loop, to 1e-10",
     "kalman": "wandering   1469.2  published:  1469.1",
     "life": "#.#...............#.#.",
-    "mandelbrot": " " * 34 + "......=:......",
+    "mandelbrot": " " * 12 + "................:--:......",
     "pendulum": "damping  0.298  in truth: 0.300",
 }
 # As plain Python it would take minutes: a test of its own looks at its gradient.

@@ -46,6 +46,7 @@ from hopflow.loop_ir.program import (
     While,
 )
 from hopflow.tensor import EagerTensor
+from hopflow.testing.executions import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -542,11 +543,13 @@ def columns(dtype: DType, count: int, width: int, extent: Expr) -> Program:
     return program(loops, sizes=[N], inputs=[a], outputs=[out, changed, some])
 
 
-@pytest.mark.parametrize("target", ["host", "avx2"])
-@pytest.mark.parametrize("count", [2, 3, 4, 8, 16])
 @pytest.mark.parametrize(
-    "dtype",
-    [float64, float32, dtypes.float16, dtypes.bfloat16, dtypes.int8, bool_],
+    ("dtype", "count", "target"),
+    in_turn(
+        [float64, float32, dtypes.float16, dtypes.bfloat16, dtypes.int8, bool_],
+        [2, 3, 4, 8, 16],
+        of=["host", "avx2"],
+    ),
     ids=str,
 )
 def test_columns_agree_for_every_remainder(

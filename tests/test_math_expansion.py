@@ -433,7 +433,7 @@ def test_every_name_is_expanded() -> None:
     assert LIMITS.keys() | {"fmod", "nextafter", "ipow"} == expr.MATH
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_coefficients_are_what_the_tool_computes() -> None:
     tool = ROOT / "tools" / "polynomials.py"
     subprocess.run([sys.executable, tool, "--check"], check=True)
