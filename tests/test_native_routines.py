@@ -77,7 +77,8 @@ real = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_matrix_products(name: str, dtype: DType) -> None:
     flags = name.removeprefix("gemm_").ljust(2, "n") if "_" in name else "nn"
     sizes = [(3, 4, 5), (1, 4, 5), (3, 1, 5), (1, 1, 7), (3, 4, 1), (3, 4, 0)]
-    for m, n, k in [*sizes, (0, 4, 5), (64, 33, 17)]:
+    sizes += [(0, 4, 5), (64, 33, 17), (5, 97, 300), (3, 48, 16), (70, 31, 15)]
+    for m, n, k in sizes:
         a, b = matrix(dtype, m, k), matrix(dtype, k, n)
         given_a = np.ascontiguousarray(a.T if flags[0] == "t" else a)
         given_b = np.ascontiguousarray(b.T if flags[1] == "t" else b)

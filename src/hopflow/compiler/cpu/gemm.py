@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from hopflow.compiler.cpu.blas import Wrapper
+from hopflow.compiler.cpu.interleaving import transposed
 from hopflow.compiler.cpu.target import HOT, CpuTarget
 from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.operations import broadcast
@@ -52,6 +53,7 @@ class _Tiles:
     sum       the intrinsic of a product that is added; the order of the sums differs
               between targets, and so may its rounding
     has_masks   whether a part of a vector is loaded or stored by one instruction
+    has_vectors   whether there are vectors at all
     """
 
     lane: str
@@ -61,6 +63,7 @@ class _Tiles:
     long: int
     sum: str
     has_masks: bool = False
+    has_vectors: bool = True
 
     @staticmethod
     def of(target: CpuTarget, dtype: DType) -> "_Tiles":
@@ -68,7 +71,7 @@ class _Tiles:
         lane = register_type(dtype)
         sum_ = "llvm.fma" if target.has_fma else "llvm.fmuladd"
         if target.register_bits == 64:  # no vectors: LLVM makes scalars of pairs
-            return _Tiles(lane, 2, (2, 1), 2, 4, sum_)
+            return _Tiles(lane, 2, (2, 1), 2, 4, sum_, has_vectors=False)
         if target.register_bits == 256:  # 16 registers: 12 sums, 3 of `b`, 1 of `a`
             return _Tiles(lane, width, (4, 1), 3, 6, sum_, target.has("avx"))
         # 32 registers
@@ -224,7 +227,7 @@ class _Product:
         many = self.f.emit(f"icmp uge i64 {block.rows}, {REUSES}")
         panel, step = self.panel(j, block), "%n"
         if self.b_transposed:
-            self.fill(panel, block, str(self.span), self.span)
+            self.fill_turned(panel, block, self.span)
             panel, step = self.copy, str(self.span)
         else:
             self.if_(many, lambda: self.fill_rows(panel, block, self.span))
@@ -262,10 +265,13 @@ class _Product:
     def edge_of_b(self, panel: str, block: _Block, columns: str, partial: str) -> Rows:
         """Return a panel of at most one vector, copied if it is `partial`."""
         width = self.tiles.width
-        copied = "true" if self.b_transposed else partial
-        self.if_(copied, lambda: self.fill(panel, block, columns, width))
-        step = self.chosen(copied, "i64", width, "%n")
-        return self.chosen(copied, "ptr", self.copy, panel), step
+        self.if_(partial, lambda: self.fill(panel, block, columns, width))
+        if self.b_transposed:
+            whole = self.f.emit(f"xor i1 {partial}, true")
+            self.if_(whole, lambda: self.fill_turned(panel, block, width))
+            return self.copy, str(width)
+        step = self.chosen(partial, "i64", width, "%n")
+        return self.chosen(partial, "ptr", self.copy, panel), step
 
     def panel(self, j: str, block: _Block, /) -> str:
         """Return the address of `b[depth, j]`."""
@@ -309,8 +315,30 @@ class _Product:
 
         self.each("0", block.count, 1, row)
 
-    def fill(self, panel: str, block: _Block, columns: str, span: int) -> None:
-        """Emit a copy of a panel's first `columns`, padded with zeros to `span`."""
+    def fill_turned(self, panel: str, block: _Block, span: int) -> None:
+        """Emit a copy of `span` columns, which are rows in memory."""
+        width, first = self.tiles.width, "0"
+        if self.tiles.has_vectors:
+            square = _square(self.f.module, self.tiles)
+            first = self.whole("0", block.count, width)
+
+            def rows(r: str) -> None:
+                for c in range(0, span, width):
+                    source = self.at(panel, self.op("mul", "%k", c), r)
+                    target = self.at(self.copy, self.op("mul", r, span), str(c))
+                    self.f.do(
+                        f"call void @{square}(ptr {source}, i64 %k, ptr {target}, "
+                        f"i64 {span})"
+                    )
+
+            self.each("0", first, width, rows)
+        self.fill(panel, block, str(span), span, first)
+
+    def fill(
+        self, panel: str, block: _Block, columns: str, span: int, first: str = "0"
+    ) -> None:
+        """Emit a copy of a panel's first `columns`, padded with zeros to `span`, from
+        row `first` on."""
         lane = self.tiles.lane
         along = "%k" if self.b_transposed else "1"
 
@@ -329,7 +357,7 @@ class _Product:
             self.each("0", columns, 1, element)
             self.each(columns, str(span), 1, zero)
 
-        self.each("0", block.count, 1, row)
+        self.each(first, block.count, 1, row)
 
     def move(self, source: Rows, target: Rows, height: int, columns: str) -> None:
         """Emit a copy of the first columns of a tile."""
@@ -612,6 +640,36 @@ def _add_products(
         for v, y in enumerate(panel):
             n = i * len(panel) + v
             f.do(f"%sum{n} = call {added}({t} {x}, {t} {y}, {t} {sums[n]})")
+
+
+def _square(module: Module, tiles: _Tiles) -> str:
+    """Define the function that writes a square of `%from`, as wide as a vector, to
+    `%to`, transposed."""
+    name = f"square.{tiles.lane}"
+    if module.has_function(name):
+        return name
+    lane, width = tiles.lane, tiles.width
+    t, align = lanes(lane, width), f"align {tiles.size}"
+    f = Function(
+        module,
+        f"internal void @{name}(ptr %from, i64 %step, ptr %to, i64 %row)",
+        f"noinline {HOT}",
+    )
+
+    def places(pointer: str, step: str) -> list[str]:
+        offsets = [f.emit(f"mul i64 {step}, {k}") for k in range(width)]
+        return [
+            f.emit(f"getelementptr {lane}, ptr {pointer}, i64 {offset}")
+            for offset in offsets
+        ]
+
+    rows = [f.emit(f"load {t}, ptr {p}, {align}") for p in places("%from", "%step")]
+    columns = transposed(f, rows, lane, width)
+    for place, column in zip(places("%to", "%row"), columns, strict=True):
+        f.do(f"store {t} {column}, ptr {place}, {align}")
+    f.do("ret void")
+    module.define(name, f.text)
+    return name
 
 
 def _dots(module: Module, tiles: _Tiles, height: int) -> str:
