@@ -217,6 +217,23 @@ def test_what_saves_little_stays_a_select() -> None:
         assert not branches(edited)
 
 
+def test_what_one_case_reads_is_computed_there() -> None:
+    """A variable that another statement reads, too, stays before the branch."""
+    root, both = Var("root", float64), Var("both", float64)
+    first = e.load(X, (e.index(0),))
+    new = e.mul(e.read(root), e.call("exp", e.add(x(i), e.read(both))))
+    edited = program([set_y(i, e.select(TEST, new, y(i)))])
+    lets = [Let(both, first), Let(root, e.unary("sqrt", e.read(both)))]
+    edited.body[2:2] = lets
+    edited.body.append(set_y(e.index(1), e.read(both)))
+    unswitch(edited, host())
+    verify(edited)
+    [branch] = branches(edited)
+    assert branch.then[0] is lets[1]
+    assert lets[0] in edited.body
+    assert lets[1] not in edited.body
+
+
 # --- programs of users ----------------------------------------------------------------
 
 

@@ -5,13 +5,15 @@
                                                                y[i0] = x[i0] * 2.0
 
 Each case has a copy of the loop, or of the nest whose iterations all make the test,
-without what only the other case needs. A store of what its element holds already is
+without what only the other case needs; variables that one case alone reads are computed
+there. A store of what its element holds already is
 dropped, and with it the loops that do nothing else.
 
 The pass `branches` does the same for whole values, before loops are merged: there a
 case must save more, since loops are not merged across a branch.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -29,6 +31,7 @@ from hopflow.loop_ir.walk import (
     perfect_nest,
     same,
     same_shape,
+    statements,
 )
 
 SHARE: Final = 2
@@ -61,6 +64,8 @@ def _edit(body: list[Stmt]) -> None:
             edited += _unswitched(statement, DEEPEST)
         else:
             edited.append(statement)
+    if any(isinstance(s, If) for s in edited) and len(edited) > 1:
+        edited = _with_values_in_cases(edited)
     body[:] = edited
     for statement in body:
         for inner in bodies(statement):
@@ -85,6 +90,35 @@ def _unswitched(loop: For, depth: int) -> list[Stmt]:
         )
         return [If(test, yes, no) if yes else If(e.unary("not", test), no)]
     return [loop]
+
+
+def _with_values_in_cases(body: Sequence[Stmt]) -> list[Stmt]:
+    """Return a body in which variables before a branch, that only one of its cases
+    reads, are computed there."""
+    everywhere = _reads(body)
+    left: list[Stmt] = []
+    for branch in body:
+        first = len(left)
+        while first and isinstance(left[first - 1], Let):
+            first -= 1
+        left.append(branch)
+        if not isinstance(branch, If):
+            continue
+        cases = [(case, _reads(case)) for case in (branch.then, branch.else_)]
+        for s in reversed(left[first:-1]):
+            assert isinstance(s, Let)
+            for case, reads in cases:
+                if reads[s.var] and reads[s.var] == everywhere[s.var]:
+                    left.remove(s)
+                    case.insert(0, s)
+                    reads.update(_reads([s]))
+    return left
+
+
+def _reads(body: Sequence[Stmt]) -> Counter[Var]:
+    """Count how often a body reads each variable."""
+    roots = [x for s in statements(body) for x in expressions(s)]
+    return Counter(n.attr for x in roots for n in nodes(x) if n.op == "var")
 
 
 def _is_straight(body: Sequence[Stmt]) -> bool:
