@@ -140,6 +140,17 @@ def _viewed(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     return p.bounded(p.number(part) + 1)
 
 
+def _masked(p: Pool, a: int, b: int, c: int, d: int) -> Any:
+    """An array or its update, by a test; some are of another array of its type."""
+    x = p.array(a)
+    if x.ndim == 0:
+        return x
+    updated = _updated(p, x, p.integer(b), p.pick(c), b)
+    other = p.like(c, lambda v: _one_type(v, x)) if d % 3 == 2 else x
+    sides = (updated, other) if d % 2 else (other, updated)
+    return p.m.where(p.truth(c + d), *sides)
+
+
 # --- pieces ---------------------------------------------------------------------------
 
 
@@ -174,6 +185,7 @@ ALIASING_OPERATIONS: Final[dict[str, Operation]] = {
     "copied": _copied,
     "viewed": _viewed,
     "pieces": _pieces,
+    "masked": _masked,
 }
 """Operations of steps, which write in place if the program may write."""
 
