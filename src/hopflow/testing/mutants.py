@@ -7,8 +7,9 @@ with MUTANTS["swapped carry"].planted():
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import prod
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,8 @@ from hopflow import dtypes
 from hopflow.autograd import region_vjp, rule_cache, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
-from hopflow.compiler.cpu import gang, interleaving, lanes
+from hopflow.compiler.cpu import gang, interleaving, lanes, vector
+from hopflow.compiler.cpu.interleaving import Groups, Member
 from hopflow.compiler.cpu.vector import VectorLoop
 from hopflow.compiler.interface import Interface
 from hopflow.compiler.kernel_passes import (
@@ -25,6 +27,7 @@ from hopflow.compiler.kernel_passes import (
     checks,
     counters,
     hoist,
+    masked_updates,
     split,
     substitution,
 )
@@ -32,18 +35,27 @@ from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.memory import allocations
 from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.compiler.passes import PASSES
-from hopflow.compiler.schedule import blocks, carries, contract, threads
+from hopflow.compiler.schedule import (
+    blocks,
+    carries,
+    coalesce,
+    contract,
+    copies,
+    threads,
+    unroll,
+    unroll_and_jam,
+)
 from hopflow.config import config
 from hopflow.dtypes import DType
 from hopflow.graph.core import Graph, Var
 from hopflow.graph.types import Shape, TensorType, same_size
-from hopflow.hops import invoke_subgraph, subgraphs
+from hopflow.hops import invoke_subgraph, replay, subgraphs
 from hopflow.hops.scan import Scan
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import interpreter
 from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.expr import Var as LoopVar
-from hopflow.loop_ir.program import For, Program, Swap
+from hopflow.loop_ir.program import For, Program, Stmt, Store, Swap
 from hopflow.ops import opdef, views
 from hopflow.ops.manipulation import roll
 from hopflow.ops.opdef import OPERATIONS
@@ -314,6 +326,123 @@ def _columns_for_rows() -> Patches:
     return [(lanes, "transposed", lambda *args: right(*args)[::-1])]
 
 
+def _other_end() -> Patches:
+    right = Groups._find_strided
+
+    def find(self: Groups, buffer: Buffer, at: Any) -> Member | None:
+        """Count the members of a group from its other end, if steps are negative."""
+        member = right(self, buffer, at)
+        if member is None or not member.group.is_reversed:
+            return member
+        return Member(member.group, member.group.factor - 1 - member.number)
+
+    return [(Groups, "_find_strided", find)]
+
+
+def _lost_rows() -> Patches:
+    right = coalesce._one_loop
+
+    def one_loop(nest: Sequence[For], target: Any) -> For:
+        """Make a loop as long as the outermost and the innermost loop of a nest."""
+        extent = e.mul(nest[0].extent, nest[-1].extent)
+        return replace(right(nest, target), extent=extent)
+
+    return [(coalesce, "_one_loop", one_loop)]
+
+
+def _other_length() -> Patches:
+    right = coalesce._one_loop
+
+    def one_loop(nest: Sequence[For], target: Any) -> For:
+        """Divide positions by the extent of the loop around the innermost one."""
+        *outer, innermost = nest
+        extent = reduce(e.mul, [loop.extent for loop in nest])
+        shifted = [*outer, replace(innermost, extent=outer[-1].extent)]
+        return replace(right(shifted, target), extent=extent)
+
+    return [(coalesce, "_one_loop", one_loop)]
+
+
+def _lost_step() -> Patches:
+    right = unroll._Expansion._add_steps
+
+    def add_steps(self: unroll._Expansion, loop: For) -> bool:
+        """Omit the last step of a row."""
+        fewer = e.index(loop.extent.attr - 1)
+        return right(self, replace(loop, extent=fewer))
+
+    return [(unroll._Expansion, "_add_steps", add_steps), _defined_results()]
+
+
+def _first_copy() -> Patches:
+    right = copies.copied
+    first: dict[Stmt, Expr] = {}
+
+    def copied(statement: Stmt, values: dict[LoopVar, Expr], suffix: str) -> Stmt:
+        """Let all copies store what the first one does."""
+        copy = right(statement, values, suffix)
+        if isinstance(copy, Store):
+            copy = replace(copy, value=first.setdefault(statement, copy.value))
+        return copy
+
+    return [(unroll, "copied", copied), (unroll_and_jam, "copied", copied)]
+
+
+def _same_mask() -> Patches:
+    right = masked_updates._choices
+
+    def choices(equation: Any) -> Iterator[Any]:
+        """Take the test itself where an update is what a select has elsewhere."""
+        found = [*right(equation)]
+        yield from (choice._replace(test=found[0].test) for choice in found)
+
+    return [(masked_updates, "_choices", choices)]
+
+
+def _lost_mask() -> Patches:
+    right = masked_updates._mask
+
+    def mask(choice: Any, update: Any) -> Expr | None:
+        """Keep all elements of an update."""
+        found = right(choice, update)
+        return None if found is None else e.const(True, dtypes.bool_)
+
+    return [(masked_updates, "_mask", mask)]
+
+
+def _copy_of_another() -> Patches:
+    right = masked_updates._is_copy
+
+    def is_copy(equation: Any, base: Any) -> bool:
+        """Accept a copy of any array."""
+        elements = getattr(equation and equation.definition, "elements", ())
+        arrays = [x.attr for x in elements if x.op == "element"]
+        return right(equation, [*arrays, base][0])
+
+    return [(masked_updates, "_is_copy", is_copy)]
+
+
+def _counted_up() -> Patches:
+    right = counters._progressed
+
+    def progressed(first: Expr, step: int, done: Expr) -> Expr:
+        """Add what each step of a loop subtracts."""
+        return right(first, abs(step), done)
+
+    return [(counters, "_progressed", progressed)]
+
+
+def _never_down() -> Patches:
+    right = counters._Rewriter.count
+
+    def count(self: Any, first: Expr, step: int, tested: Any) -> Any:
+        """Return the first value as the last one, if a loop counts down to its end."""
+        trips = right(self, first, step, tested)
+        return trips if trips is None or step > 0 else trips._replace(last=first)
+
+    return [(counters._Rewriter, "count", count)]
+
+
 # --- faults of traces -----------------------------------------------------------------
 
 
@@ -347,6 +476,21 @@ def _stale_reads() -> Patches:
         return find_first
 
     return [(guard._Writer, "function", function)]
+
+
+def _stale_replay() -> Patches:
+    right = replay._Recording.replay
+
+    def recorded(self: replay._Recording, result: Any) -> Any:
+        """Return a replay that does not check what was read from outside."""
+        call = right(self, result)
+        if call is None:
+            return None
+        tensors = call.guard.find(self.call.roots)
+        unchecked: Any = SimpleNamespace(find=lambda _: tensors)
+        return call._replace(guard=unchecked)
+
+    return [(replay._Recording, "replay", recorded)]
 
 
 def _promotion() -> Patches:
@@ -412,6 +556,13 @@ def _one_name_each() -> Patches:
 
     return [(views, "reshape_groups", reshape_groups)]
 
+
+_SHORT_ROWS: Final[Mapping[str, Any]] = {
+    "size": 3,
+    "operators": [],
+    "dtypes": ["int64", "int32"],
+    "weights": {"conv": 12, "repeat": 12, "sum": 6, "max": 6},
+}
 
 MUTANTS: Final[dict[str, Mutant]] = {
     "wrong transpose": Mutant(_transpose, ["jax"], ["grad"], "smooth"),
@@ -526,6 +677,56 @@ MUTANTS: Final[dict[str, Mutant]] = {
         kind="large",
         options={"weights": {"view": 12}},
     ),
+    "last member first": Mutant(
+        _other_end,
+        ["jit"],
+        options={
+            "aliasing": True,
+            "operations": ["add"],
+            "operators": [],
+            "size": 4,
+            "depth": 1,
+            "weights": {
+                "viewed": 24,
+                "copied": 0,
+                "same": 0,
+                "pieces": 0,
+                "masked": 0,
+                "exchange": 0,
+                "either": 0,
+            },
+        },
+    ),
+    "updated twice": Mutant(
+        lambda: [(vector, "loaded", lambda _: ())],
+        ["jit"],
+        options={"aliasing": True, "mutation": True},
+    ),
+    "lost rows of a nest": Mutant(_lost_rows, ["loop ir"]),
+    "rows of another length": Mutant(_other_length, ["loop ir"]),
+    "lost step of a short row": Mutant(
+        _lost_step, ["jit"], kind="large", options=_SHORT_ROWS
+    ),
+    "first of all copies": Mutant(
+        _first_copy, ["jit"], kind="large", options=_SHORT_ROWS
+    ),
+    "mask of the other side": Mutant(
+        _same_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}
+    ),
+    "lost mask of an update": Mutant(
+        _lost_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}
+    ),
+    "copy of another array": Mutant(
+        _copy_of_another,
+        ["jit"],
+        options={"aliasing": True, "mutation": True, "weights": {"masked": 24}},
+    ),
+    "added where it subtracts": Mutant(
+        _counted_up, ["loop ir"], options={"weights": {"while": 6}}
+    ),
+    "counted down to its start": Mutant(
+        _never_down, ["loop ir"], options={"weights": {"while": 6}}
+    ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),
     "aliasing slip": Mutant(
@@ -547,6 +748,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         {"size": 3, "depth": 1},
     ),
     "stale reads": Mutant(_stale_reads, ["jit, rebound reads"]),
+    "stale replay": Mutant(_stale_replay, ["native, rebound reads"]),
     "lost symbol": Mutant(_lost_symbol, ["symbolic"]),
     "one name for a size": Mutant(
         _one_name_each,
