@@ -44,6 +44,7 @@ from hopflow.compiler.schedule import (
     threads,
     unroll,
     unroll_and_jam,
+    unswitch,
 )
 from hopflow.config import config
 from hopflow.dtypes import DType
@@ -422,6 +423,16 @@ def _copy_of_another() -> Patches:
     return [(masked_updates, "_is_copy", is_copy)]
 
 
+def _other_case() -> Patches:
+    right = unswitch._side
+
+    def side(body: Sequence[Stmt], test: Expr, *, holds: bool) -> list[Stmt]:
+        """Exchange the cases of a test."""
+        return right(body, test, holds=not holds)
+
+    return [(unswitch, "_side", side)]
+
+
 def _counted_up() -> Patches:
     right = counters._progressed
 
@@ -720,6 +731,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _copy_of_another,
         ["jit"],
         options={"aliasing": True, "mutation": True, "weights": {"masked": 24}},
+    ),
+    "case of the other side": Mutant(
+        _other_case, ["jit"], kind="large", options={"aliasing": True}
     ),
     "added where it subtracts": Mutant(
         _counted_up, ["loop ir"], options={"weights": {"while": 6}}
