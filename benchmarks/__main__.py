@@ -16,6 +16,7 @@ from benchmarks.report import (
     describe_machine,
     format_c,
     format_calls,
+    format_dr_jit,
     format_lax_map,
     format_means,
     format_row,
@@ -67,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(format_row(rows[-1]), flush=True)
     if rows:
         print(f"{format_means(rows)}\n\n{format_c(rows)}\n{format_lax_map(rows)}")
+        print(format_dr_jit(rows))
     if calls:
         print(f"\n{CALLS_HEADER}")
     for call in calls:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import hopflow as hf
-from benchmarks import native
+from benchmarks import dr_jit, native
 from benchmarks.workload import Calls, Workload
 from hopflow import pytree
 from hopflow.compiler.pipeline import clear_cache
@@ -48,6 +48,7 @@ class Row:
 
     symbolic   runs of hopflow's program for all sizes, where one is compiled
     lax_map    runs of JAX by `lax.map`, where `jax` is by `jax.vmap`
+    dr_jit     runs of the function in Dr.Jit, where there is one, and Dr.Jit
     c          runs of the function in C, where there is one, and a compiler
     """
 
@@ -56,6 +57,7 @@ class Row:
     jax: Times
     symbolic: Times | None = None
     lax_map: Times | None = None
+    dr_jit: Times | None = None
     c: Times | None = None
 
     @property
@@ -113,6 +115,8 @@ def _others(workload: Workload, expected: list[Any]) -> dict[str, "Side"]:
         sides["symbolic"] = _Symbolic(workload)
     if workload.lax_map is not None:
         sides["lax_map"] = _Jax(replace(workload, jax=workload.lax_map))
+    if workload.dr_jit is not None and dr_jit.missing() is None:
+        sides["dr_jit"] = dr_jit.Function(workload.dr_jit, workload.args)
     if workload.in_c is not None and native.missing() is None:
         sides["c"] = _C(workload, expected)
     return sides

@@ -93,6 +93,23 @@ def format_lax_map(rows: Sequence[Row]) -> str:
     )
 
 
+def format_dr_jit(rows: Sequence[Row]) -> str:
+    """A line of the rows in Dr.Jit: how many times as long it takes."""
+    ratios = {
+        row.name: row.dr_jit.run / row.hopflow.run
+        for row in rows
+        if row.dr_jit is not None
+    }
+    if not ratios:
+        return "no row in Dr.Jit"
+    name = min(ratios, key=ratios.__getitem__)
+    return (
+        f"beside Dr.Jit ({len(ratios)} rows): Dr.Jit takes "
+        f"{_geometric_mean(ratios.values()):.2f} times as long in the geometric mean, "
+        f"at least {ratios[name]:.2f} times ({name})"
+    )
+
+
 def _beside_c(rows: Sequence[Row]) -> dict[str, Any]:
     """Of the rows in C: the geometric means of hopflow's and JAX's times over those of
     C, and the row in which hopflow is slowest; nothing where there are none."""
@@ -156,7 +173,11 @@ def _entry(row: Row) -> dict[str, Any]:
     if row.symbolic_ratio is not None:
         ratio["for_all_sizes"] = row.symbolic_ratio
     times = {"jax": _times(row.jax), "hopflow": _times(row.hopflow)}
-    for name, runs in (("lax_map", row.lax_map), ("c", row.c)):
+    for name, runs in (
+        ("lax_map", row.lax_map),
+        ("dr_jit", row.dr_jit),
+        ("c", row.c),
+    ):
         if runs is not None:
             times[name] = _times(runs)
     return {"name": row.name, "ratio": ratio, **times}

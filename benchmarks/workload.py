@@ -24,6 +24,7 @@ class Workload:
     mode       "jit": compiled once; "eager": called as it is; "trace": only traced;
                "symbolic": traced with sizes that are symbols, if the library has them
     lax_map    the same for JAX by `lax.map`, where `jax` is by `jax.vmap`
+    dr_jit     the name of its function in Dr.Jit (see `dr_jit`); None: there is none
     in_c       the integers that its function in C takes last (see `native`); None:
                there is no such function
     """
@@ -37,6 +38,7 @@ class Workload:
     differing: float = 0.0
     mode: Literal["jit", "eager", "trace", "symbolic"] = "jit"
     lax_map: Callable[[], Callable[..., Any]] | None = None
+    dr_jit: str | None = None
     in_c: Sequence[int] | None = None
 
     @property

@@ -17,9 +17,9 @@ jax = load("jax>=0.11")
 
 from benchmarks import __main__ as command  # noqa: E402
 from benchmarks import compare as comparing  # noqa: E402
+from benchmarks import dr_jit, native  # noqa: E402
 from benchmarks import flat as flat_command  # noqa: E402
 from benchmarks import measure as measuring  # noqa: E402
-from benchmarks import native  # noqa: E402
 from benchmarks.measure import (  # noqa: E402
     Disagreement,
     Row,
@@ -32,6 +32,7 @@ from benchmarks.report import (  # noqa: E402
     as_json,
     format_c,
     format_calls,
+    format_dr_jit,
     format_lax_map,
     format_means,
     format_row,
@@ -79,6 +80,8 @@ def test_a_row_has_times_of_all_sides(workload: Workload) -> None:
     assert (row.lax_map is not None) == (workload.lax_map is not None)
     has_c = workload.in_c is not None and native.missing() is None
     assert (row.c is not None) == has_c
+    has_dr_jit = workload.dr_jit is not None and dr_jit.missing() is None
+    assert (row.dr_jit is not None) == has_dr_jit
 
 
 @pytest.mark.parametrize("calls", FEW_CALLS, ids=lambda c: c.name)
@@ -253,6 +256,18 @@ def test_a_row_by_vmap_says_how_many_times_as_long_lax_map_takes() -> None:
         "in the geometric mean, at least 1.50 times (a)"
     )
     assert format_lax_map([]) == "no row by lax.map"
+
+
+def test_a_row_in_dr_jit_says_how_many_times_as_long_it_takes() -> None:
+    row = dataclasses.replace(_row("a", 2.0, 8.0), dr_jit=Times([], [3.0]))
+    other = dataclasses.replace(_row("b", 2.0, 12.0), dr_jit=Times([], [12.0]))
+    assert format_dr_jit([row, other]) == (
+        "beside Dr.Jit (2 rows): Dr.Jit takes 3.00 times as long in the geometric "
+        "mean, at least 1.50 times (a)"
+    )
+    report = json.loads(as_json([row]))
+    assert report["rows"][0]["dr_jit"] == {"run": 3.0, "fastest_run": 3.0, "rounds": 1}
+    assert format_dr_jit([]) == "no row in Dr.Jit"
 
 
 def test_means_are_geometric() -> None:

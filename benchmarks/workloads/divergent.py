@@ -50,12 +50,14 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
 
 def _row(name: str, one: Callable[..., Any], args: Any, **options: Any) -> Workload:
     """`one` of a library gives the function of an example."""
+    _, kind, *_ = name.split("-")
     return Workload(
         name,
         lambda: hf.vmap(one(HOPFLOW)),
         lambda: jax.vmap(one(JAX)),
         args,
         lax_map=lambda: _lax_map(one(JAX)),
+        dr_jit=kind,
         in_c=[],
         **options,
     )
@@ -77,6 +79,7 @@ def _gradient(name: str, one: Callable[..., Any], args: Any) -> Workload:
         args,
         rtol=1e-3,
         lax_map=lambda: _lax_map(tangent),
+        dr_jit="grad_root",
         in_c=[],
     )
 
@@ -94,6 +97,7 @@ def _search_row(name: str, wanted: Any, table: Any) -> Workload:
         lambda: theirs(jax.vmap),
         (wanted, table),
         lax_map=lambda: theirs(_lax_map),
+        dr_jit="search",
         in_c=[],
     )
 
