@@ -1459,3 +1459,14 @@ def test_an_input_that_a_loop_reads_becomes_dense(layout: Any, copied: bool) -> 
         layouts=("dense", layout),
     )
     assert ("y_packed" in found) == copied
+
+
+def test_what_only_a_proven_check_reads_is_not_computed() -> None:
+    def f(x: Any) -> Any:
+        order = hf.argsort(x) % x.shape[0]
+        unused = hf.take_along_axis(x, order, axis=0)
+        return (x * 2.0, unused)[0]
+
+    jitted = hf.jit(f)
+    jitted(hf.asarray(np.ones(100)))
+    assert "argsort" not in jitted.loop_ir

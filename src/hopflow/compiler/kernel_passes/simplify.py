@@ -36,6 +36,7 @@ from hopflow.compiler.kernel_program.program import (
 from hopflow.compiler.kernel_program.rewriting import (
     all_blocks,
     all_expressions,
+    drop_unread,
     map_expressions,
     space_of,
 )
@@ -70,22 +71,19 @@ _DEPTH: Final = 6
 
 def simplify(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    facts = _Facts()
-    unread: set[Value] = set()  # the flags of removed checks
+    facts, is_proven = _Facts(), False
     for equation in equations(program.block):
         definition = equation.definition
         if isinstance(definition, Loop):
             facts.loops[definition.counter] = facts.index(definition.length)
         if isinstance(definition, Effect):
-            equation.definition, flags = _without_proven(definition, facts)
-            unread.update(flags)
+            equation.definition = _without_proven(definition, facts)
+            is_proven |= len(equation.definition.checks) < len(definition.checks)
         elif not isinstance(definition, Region):
             equation.definition = _simplified(equation, definition, facts)
-    if unread:
-        for block in all_blocks(program.block):
-            block.equations = [
-                q for q in block.equations if unread.isdisjoint(q.results)
-            ]
+    if is_proven:  # what only those checks have read is computed for nothing
+        for block in reversed([*all_blocks(program.block)]):
+            drop_unread(block)
 
 
 @dataclass(slots=True)
@@ -160,17 +158,11 @@ def _limits(dtype: DType) -> _Bounds:
     return _Bounds(limits.min, limits.max)
 
 
-def _without_proven(effect: Effect, facts: _Facts) -> tuple[Effect, list[Value]]:
-    """Split off the checks that always pass: return the others, and their flags."""
-    remaining: list[Check] = []
-    flags: list[Value] = []
-    for original in effect.checks:
-        check = _simplified_check(original, facts)
-        if not (check.holds.is_const and check.holds.attr):
-            remaining.append(check)
-        elif check.passed is not None and check.passed.op == "element":
-            flags.append(check.passed.attr)
-    return replace(effect, checks=tuple(remaining)), flags
+def _without_proven(effect: Effect, facts: _Facts) -> Effect:
+    """Return an effect without the checks that always pass."""
+    found = [_simplified_check(check, facts) for check in effect.checks]
+    remaining = [x for x in found if not (x.holds.is_const and x.holds.attr)]
+    return replace(effect, checks=tuple(remaining))
 
 
 def _simplified(equation: Equation, kernel: Definition, facts: _Facts) -> Definition:

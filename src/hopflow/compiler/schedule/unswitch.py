@@ -159,7 +159,9 @@ def _tests(nest: Sequence[For]) -> list[Expr]:
         for node in nodes(*expressions(statement)):
             for test in _parts(node.args[0]) if node.op == "select" else ():
                 is_new = not any(same(test, other) for other in tests)
-                if is_new and _is_invariant(test, changed, stored):
+                if not is_new or _is_of_trips(test, nest):
+                    continue
+                if _is_invariant(test, changed, stored):
                     tests.append(test)
     return tests[:TESTS]
 
@@ -172,6 +174,12 @@ def _parts(test: Expr) -> Iterator[Expr]:
                 yield from _parts(part)
     elif not test.is_const:
         yield test
+
+
+def _is_of_trips(test: Expr, nest: Sequence[For]) -> bool:
+    """Return whether a test compares the length of a loop, as that of a divisor which
+    is one: it would tell whether there is anything to do."""
+    return any(same(x, loop.extent) for x in test.args for loop in nest)
 
 
 def _is_invariant(test: Expr, changed: set[Var], stored: set[Buffer]) -> bool:
