@@ -1470,3 +1470,15 @@ def test_what_only_a_proven_check_reads_is_not_computed() -> None:
     jitted = hf.jit(f)
     jitted(hf.asarray(np.ones(100)))
     assert "argsort" not in jitted.loop_ir
+
+
+@pytest.mark.parametrize("operator", [hf.map, hf.vmap])
+def test_a_loop_of_no_steps_computes_nothing(operator: Any) -> None:
+    def f(x: Any, rows: Any) -> Any:
+        each = lambda row: (row + hf.sum(x @ hf.sum(x, axis=0)), x)  # noqa: E731
+        return hf.map(each, rows) if operator is hf.map else hf.vmap(each)(rows)
+
+    jitted = hf.jit(f)
+    results = jitted(hf.asarray(np.ones((30, 30))), hf.asarray(np.ones(0)))
+    assert [r.shape for r in results] == [(0,), (0, 30, 30)]
+    assert "gemm" not in jitted.loop_ir

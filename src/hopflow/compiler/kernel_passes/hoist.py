@@ -50,7 +50,8 @@ def _hoist(block: Block, entry: Collection[Symbol]) -> None:
         definition = equation.definition
         for inner in blocks(definition):
             _hoist(inner, entry)
-        if isinstance(definition, Loop | While):
+        makes_no_step = isinstance(definition, Loop) and definition.length == 0
+        if isinstance(definition, Loop | While) and not makes_no_step:
             for inner in blocks(definition):
                 counter = definition.counter if isinstance(definition, Loop) else None
                 equations += _take_invariants(inner, counter, entry)
