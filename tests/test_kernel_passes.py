@@ -1482,3 +1482,11 @@ def test_a_loop_of_no_steps_computes_nothing(operator: Any) -> None:
     results = jitted(hf.asarray(np.ones((30, 30))), hf.asarray(np.ones(0)))
     assert [r.shape for r in results] == [(0,), (0, 30, 30)]
     assert "gemm" not in jitted.loop_ir
+
+
+def test_a_loop_whose_steps_only_the_run_counts_is_no_loop_of_no_steps() -> None:
+    def twice(x: Any) -> Any:
+        inner = lambda _, y: hf.sin(y)  # noqa: E731
+        return hf.fori_loop(0, 3, lambda _, x: hf.fori_loop(0, 2, inner, x), x)
+
+    np.testing.assert_allclose(hf.grad(twice)(0.7), 0.319759, rtol=1e-5)

@@ -29,6 +29,7 @@ from hopflow.compiler.kernel_program.rewriting import (
 )
 from hopflow.graph.core import plain_symbol
 from hopflow.graph.rewriting import effects
+from hopflow.graph.types import same_size
 from hopflow.loop_ir.kernels import Callback
 from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.size import Size, Symbol, free_symbols
@@ -50,7 +51,7 @@ def _hoist(block: Block, entry: Collection[Symbol]) -> None:
         definition = equation.definition
         for inner in blocks(definition):
             _hoist(inner, entry)
-        makes_no_step = isinstance(definition, Loop) and definition.length == 0
+        makes_no_step = isinstance(definition, Loop) and same_size(definition.length, 0)
         if isinstance(definition, Loop | While) and not makes_no_step:
             for inner in blocks(definition):
                 counter = definition.counter if isinstance(definition, Loop) else None
