@@ -339,12 +339,19 @@ class _Product:
     ) -> None:
         """Emit a copy of a panel's first `columns`, padded with zeros to `span`, from
         row `first` on."""
-        lane = self.tiles.lane
+        lane, masked = self.tiles.lane, None
         along = "%k" if self.b_transposed else "1"
+        if self.tiles.has_masks and span == self.tiles.width and along == "1":
+            masked = _Masked(self.f, self.tiles, columns)
 
         def row(r: str) -> None:
             source = self.row_of(panel, r, block)
             target = self.at(self.copy, self.op("mul", r, span))
+            if masked is not None:
+                t, align = lanes(lane, span), self.tiles.size
+                values = masked.load(source)
+                self.f.do(f"store {t} {values}, ptr {target}, align {align}")
+                return
 
             def element(c: str) -> None:
                 value = f"load {lane}, ptr {self.at(source, self.op('mul', c, along))}"
@@ -363,13 +370,13 @@ class _Product:
         """Emit a copy of the first columns of a tile."""
         (source_, from_), (target_, to) = source, target
         lane = self.tiles.lane
-        mask = self.mask(columns) if self.tiles.has_masks else ""
+        masked = _Masked(self.f, self.tiles, columns) if self.tiles.has_masks else None
 
         def row(r: str) -> None:
             first = self.at(source_, self.op("mul", r, from_))
             second = self.at(target_, self.op("mul", r, to))
-            if mask:
-                self.move_vector(first, second, mask)
+            if masked is not None:
+                masked.store(masked.load(first), second)
                 return
 
             def column(c: str) -> None:
@@ -379,34 +386,6 @@ class _Product:
             self.each("0", columns, 1, column)
 
         self.each("0", str(height), 1, row)
-
-    def mask(self, columns: str) -> str:
-        """Return the lanes of the first columns, as a typed operand."""
-        f, width, bits = self.f, self.tiles.width, 8 * self.tiles.size
-        count = columns
-        if bits < 64:
-            count = f.emit(f"trunc i64 {columns} to i{bits}")
-        counts = broadcast(f, count, f"i{bits}", width)
-        numbers = ", ".join(f"i{bits} {k}" for k in range(width))
-        test = f.emit(f"icmp ugt {lanes(f'i{bits}', width)} {counts}, <{numbers}>")
-        return f"{lanes('i1', width)} {test}"
-
-    def move_vector(self, source: str, target: str, mask: str) -> None:
-        """Emit a copy of those elements of a vector that a mask selects."""
-        f, lane, width = self.f, self.tiles.lane, self.tiles.width
-        t, bits = lanes(lane, width), lanes("i1", width)
-        name = f"v{width}f{8 * self.tiles.size}.p0"
-        f.module.declare(f"{t} @llvm.masked.load.{name}(ptr, {bits}, {t})")
-        f.module.declare(f"void @llvm.masked.store.{name}({t}, ptr, {bits})")
-        align = f"ptr align {self.tiles.size}"
-        value = f.emit(
-            f"call {t} @llvm.masked.load.{name}({align} {source}, {mask}, {t} "
-            "zeroinitializer)"
-        )
-        f.do(
-            f"call void @llvm.masked.store.{name}({t} {value}, {align} {target}, "
-            f"{mask})"
-        )
 
     def tile(
         self,
@@ -451,8 +430,18 @@ class _Product:
                     panel, out = self.at(first, j), self.at("%out", j)
                     self.tile((1, vectors), a, (panel, size), (out, "0"), block)
 
-                self.each(start, stop, span, piece)
-                start = stop
+                if vectors or not self.tiles.has_masks:
+                    self.each(start, stop, span, piece)
+                    start = stop
+            if self.tiles.has_masks:
+                places = [self.at(first, start), self.at("%out", start)]
+                left, name = self.op("sub", end, start), _row(self.f.module, self.tiles)
+                some = self.f.emit(f"icmp sgt i64 {left}, 0")
+                arguments = (
+                    f"ptr {self.at(vector, depth)}, ptr {places[0]}, i64 {size}, "
+                    f"ptr {places[1]}, i64 {count}, i1 {begins}, i64 {left}"
+                )
+                self.if_(some, lambda: self.f.do(f"call void @{name}({arguments})"))
 
         self.each("0", "%k", ROWS, at_depth)
 
@@ -640,6 +629,81 @@ def _add_products(
         for v, y in enumerate(panel):
             n = i * len(panel) + v
             f.do(f"%sum{n} = call {added}({t} {x}, {t} {y}, {t} {sums[n]})")
+
+
+class _Masked:
+    """Loads and stores of the first `columns` lanes of vectors."""
+
+    def __init__(self, f: Function, tiles: _Tiles, columns: str) -> None:
+        width, bits = tiles.width, 8 * tiles.size
+        count = columns
+        if bits < 64:
+            count = f.emit(f"trunc i64 {columns} to i{bits}")
+        counts = broadcast(f, count, f"i{bits}", width)
+        numbers = ", ".join(f"i{bits} {k}" for k in range(width))
+        test = f.emit(f"icmp ugt {lanes(f'i{bits}', width)} {counts}, <{numbers}>")
+        self._f, self._type = f, lanes(tiles.lane, width)
+        self._mask = f"{lanes('i1', width)} {test}"
+        self._align = f"ptr align {tiles.size}"
+        self._name = f"v{width}f{bits}.p0"
+        mask, t = lanes("i1", width), self._type
+        f.module.declare(f"{t} @llvm.masked.load.{self._name}(ptr, {mask}, {t})")
+        f.module.declare(f"void @llvm.masked.store.{self._name}({t}, ptr, {mask})")
+
+    def load(self, source: str) -> str:
+        """Emit a load; the other lanes are 0."""
+        t = self._type
+        return self._f.emit(
+            f"call {t} @llvm.masked.load.{self._name}({self._align} {source}, "
+            f"{self._mask}, {t} zeroinitializer)"
+        )
+
+    def store(self, values: str, target: str) -> None:
+        self._f.do(
+            f"call void @llvm.masked.store.{self._name}({self._type} {values}, "
+            f"{self._align} {target}, {self._mask})"
+        )
+
+
+def _row(module: Module, tiles: _Tiles) -> str:
+    """Define the function of a part of a row, of less than a vector: for each of
+    `count` rows of the panel it adds the product with an element of `a`."""
+    name = f"row.{tiles.lane}"
+    if module.has_function(name):
+        return name
+    lane, width = tiles.lane, tiles.width
+    t = lanes(lane, width)
+    f = Function(
+        module,
+        f"internal void @{name}(ptr %a, ptr %b, i64 %step, ptr %out, i64 %count, "
+        "i1 %begins, i64 %columns)",
+        f"noinline {HOT}",
+    )
+    masked = _Masked(f, tiles, "%columns")
+    f.branch_if("%begins", "start", "more")
+    f.start("more")
+    old = masked.load("%out")
+    f.branch("start")
+    f.start("start")
+    f.do(f"%begun = phi {t} [ zeroinitializer, %entry ], [ {old}, %more ]")
+    f.branch("loop")
+    f.start("loop")
+    f.do("%r = phi i64 [ 0, %start ], [ %r.next, %loop ]")
+    f.do(f"%sum = phi {t} [ %begun, %start ], [ %sum.next, %loop ]")
+    x = f.emit(f"load {lane}, ptr {f.emit(f'getelementptr {lane}, ptr %a, i64 %r')}")
+    distance = f.emit("mul i64 %r, %step")
+    y = masked.load(f.emit(f"getelementptr {lane}, ptr %b, i64 {distance}"))
+    added = f"{t} @{tiles.sum}{overload(lane, width)}"
+    f.module.declare(f"{added}({t}, {t}, {t})")
+    factor = broadcast(f, x, lane, width)
+    f.do(f"%sum.next = call {added}({t} {factor}, {t} {y}, {t} %sum)")
+    f.do("%r.next = add nuw nsw i64 %r, 1")
+    f.branch_if(f.emit("icmp ult i64 %r.next, %count"), "loop", "end")
+    f.start("end")
+    masked.store("%sum.next", "%out")
+    f.do("ret void")
+    module.define(name, f.text)
+    return name
 
 
 def _square(module: Module, tiles: _Tiles) -> str:

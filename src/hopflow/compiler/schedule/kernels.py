@@ -53,8 +53,10 @@ from hopflow.symbolic.size import Size
 
 VECTOR_ROW: Final = 8
 """Rows of at least so many elements are computed as vectors."""
-SHORT_ROW = 16
-"""At least so many sums make it worthwhile to read a vector out of order."""
+SHORT_ROW: Final = 4
+"""Fewer sums are no row: each has a loop along its terms."""
+NEAR: Final = 16
+"""Elements so few places apart run along memory."""
 ROWS_AT_ONCE: Final = 4
 """The rows that are added to a row of sums in one pass over it."""
 FEW_TERMS: Final = 9
@@ -441,18 +443,16 @@ class Kernels:
             return False
         at = axes(type_.ndim + len(kernel.space))
         i, r = at[axis], at[-1]
-        along_result = along_space = shared = False
+        along_result = along_space = False
         for node in nodes(*self.b.at(kernel.element, at)):
             at_load = e.index_of(node) if node.op == "load" else ()
             if at_load:
                 last = _last_position(node.attr, at_load)
-                if all(x is not i for x in nodes(*at_load)):
-                    shared |= _runs_along(last, r)  # one element for a whole row
-                else:
+                if any(x is i for x in nodes(*at_load)):  # else one for a whole row
                     along_result |= _runs_along(last, i)
                     along_space |= _runs_along(last, r)
         n = type_.shape[axis]
-        if isinstance(n, int) and n < (SHORT_ROW if shared else 4):
+        if isinstance(n, int) and n < SHORT_ROW:
             return False
         return along_result and not along_space
 
@@ -853,7 +853,7 @@ def _runs_along(position: Expr, var: Expr) -> bool:
     if position.op == "mul":
         x, y = position.args
         size = y.attr if y.is_const else None
-        return size is not None and abs(size) < SHORT_ROW and _runs_along(x, var)
+        return size is not None and abs(size) < NEAR and _runs_along(x, var)
     return any(_runs_along(x, var) for x in position.args)
 
 
