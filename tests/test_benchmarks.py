@@ -305,7 +305,7 @@ def test_the_command_prints_a_table_and_writes_json(
     said = capsys.readouterr().out
     assert said.startswith(f"JAX {jax.__version__}, Python ")
     lines = [line.split()[0] for line in said.splitlines() if line]
-    assert lines[-5:-2] == ["call", "while", "geometric"]
+    assert lines[-6:-3] == ["call", "while", "geometric"]
     rows = json.loads(file.read_text())["rows"]
     assert [row["name"] for row in rows] == ["call", "while"]
 
@@ -325,7 +325,7 @@ def test_a_row_that_disagrees_does_not_stop_the_others(
     lines = capsys.readouterr().out.splitlines()
     starts = [line.split()[0] for line in lines if line]
     assert starts.count("call:") == 2
-    assert starts[-5:-2] == ["call:", "while", "geometric"]
+    assert starts[-6:-3] == ["call:", "while", "geometric"]
 
 
 def test_the_command_refuses_a_row_that_there_is_not(
