@@ -636,6 +636,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "size": 14,
             "depth": 1,
             "weights": {
+                "masked": 0,
                 "concat": 8,
                 "cumsum": 4,
                 "divide": 2,
