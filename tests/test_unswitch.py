@@ -17,6 +17,7 @@ from hopflow.loop_ir.interpreter import run
 from hopflow.loop_ir.printer import format_program
 from hopflow.loop_ir.program import (
     Accumulate,
+    Assign,
     Binding,
     Declare,
     For,
@@ -25,6 +26,7 @@ from hopflow.loop_ir.program import (
     Program,
     Stmt,
     Store,
+    While,
 )
 from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import statements
@@ -232,6 +234,36 @@ def test_what_one_case_reads_is_computed_there() -> None:
     assert branch.then[0] is lets[1]
     assert lets[0] in edited.body
     assert lets[1] not in edited.body
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_the_test_of_a_loop_reads_stays_in_its_head(is_read: bool) -> None:
+    root, count = Var("root", float64), Var("count", int64)
+    first = e.add(e.load(X, (e.index(0),)), e.const(2.0, float64))
+    new = e.mul(e.read(root), x(i))
+    row = For(INDEX, e.index(N), [set_y(i, e.select(TEST, new, y(i)))], True)
+    goes_on = e.compare("lt", e.read(count), e.index(3))
+    if is_read:
+        zero = e.const(0.0, float64)
+        goes_on = e.binary("and", goes_on, e.compare("gt", e.read(root), zero))
+    head: list[Stmt] = [Let(root, e.unary("sqrt", first)), row]
+    body: list[Stmt] = [Assign(count, e.add(e.read(count), e.index(1)))]
+    edited = program([])
+    edited.body[2:] = [Declare(count, e.index(0)), While(head, goes_on, body)]
+    unswitch(edited, host())
+    verify(edited)
+    assert isinstance(head[0], Let) is is_read
+    assert len(branches(edited)) == 1
+
+
+def test_a_divisor_that_may_be_0_is_no_divisor_before_the_loop() -> None:
+    """It divides in each iteration, and there may be none."""
+    divisor, at = Var("d", int64), e.index(7)
+    is_even = e.compare("eq", e.binary("rem", at, e.read(divisor)), e.index(0))
+    made = program([set_y(i, e.select(is_even, DOUBLE, y(i)))])
+    made.body.insert(2, Let(divisor, e.cast(TEST, int64)))
+    unswitch(made, host())
+    assert not branches(made)
 
 
 # --- programs of users ----------------------------------------------------------------

@@ -318,8 +318,8 @@ _CORRECTED: Final[dict[str, Operation]] = {
 def _math(name: str, dtype: DType) -> Operation:
     """Return a function in MATH that computes in float64 and rounds."""
     function, to = array_function(name), dtype.dtype
-    if name == "ipow":
-        return np.power
+    if name == "ipow":  # a negative exponent, which NumPy refuses, is checked elsewhere
+        return lambda x, y: np.power(x, max(y, y.dtype.type(0)))
     if name == "nextafter":  # the next value of the dtype itself
         return lambda x, y: function(x, y).astype(to)[()]
     return lambda *args: np.float64(function(*map(np.float64, args))).astype(to)

@@ -23,7 +23,16 @@ from hopflow.compiler.target import Target
 from hopflow.dtypes import bool_
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.program import Accumulate, For, If, Let, Program, Stmt, Store
+from hopflow.loop_ir.program import (
+    Accumulate,
+    For,
+    If,
+    Let,
+    Program,
+    Stmt,
+    Store,
+    While,
+)
 from hopflow.loop_ir.walk import (
     bodies,
     expressions,
@@ -54,10 +63,11 @@ TESTS: Final = 4
 
 def unswitch(program: Program, _target: Target) -> None:
     """Edit a program in place, without the functions that it calls."""
-    _edit(program.body)
+    _edit(program.body, Counter())
 
 
-def _edit(body: list[Stmt]) -> None:
+def _edit(body: list[Stmt], after: Counter[Var]) -> None:
+    """Edit a body, and those in it; `after` counts reads of its variables elsewhere."""
     edited: list[Stmt] = []
     for statement in body:
         if isinstance(statement, For):
@@ -65,11 +75,14 @@ def _edit(body: list[Stmt]) -> None:
         else:
             edited.append(statement)
     if any(isinstance(s, If) for s in edited) and len(edited) > 1:
-        edited = _with_values_in_cases(edited)
+        edited = _with_values_in_cases(edited, after)
     body[:] = edited
     for statement in body:
         for inner in bodies(statement):
-            _edit(inner)
+            elsewhere: Counter[Var] = Counter()
+            if isinstance(statement, While) and inner is statement.head:
+                elsewhere = _reads([statement]) - _reads(inner)
+            _edit(inner, elsewhere)
 
 
 def _unswitched(loop: For, depth: int) -> list[Stmt]:
@@ -92,27 +105,39 @@ def _unswitched(loop: For, depth: int) -> list[Stmt]:
     return [loop]
 
 
-def _with_values_in_cases(body: Sequence[Stmt]) -> list[Stmt]:
+def _with_values_in_cases(body: Sequence[Stmt], after: Counter[Var]) -> list[Stmt]:
     """Return a body in which variables before a branch, that only one of its cases
     reads, are computed there."""
-    everywhere = _reads(body)
+    everywhere = _reads(body) + after
     left: list[Stmt] = []
-    for branch in body:
-        first = len(left)
-        while first and isinstance(left[first - 1], Let):
-            first -= 1
-        left.append(branch)
-        if not isinstance(branch, If):
+    lets: list[Let] = []  # the last ones, which the next branch may take
+    for s in body:
+        if isinstance(s, Let):
+            lets.append(s)
             continue
-        cases = [(case, _reads(case)) for case in (branch.then, branch.else_)]
-        for s in reversed(left[first:-1]):
-            assert isinstance(s, Let)
-            for case, reads in cases:
-                if reads[s.var] and reads[s.var] == everywhere[s.var]:
-                    left.remove(s)
-                    case.insert(0, s)
-                    reads.update(_reads([s]))
-    return left
+        if isinstance(s, If):
+            for case in (s.then, s.else_):
+                lets, moved = _parted(lets, _reads(case), everywhere)
+                case[:0] = moved
+        left += [*lets, s]
+        lets = []
+    return left + lets
+
+
+def _parted(
+    lets: Sequence[Let], reads: Counter[Var], everywhere: Counter[Var]
+) -> tuple[list[Let], list[Let]]:
+    """Return the variables that others read, too, and those that one case alone reads,
+    perhaps by variables among these."""
+    kept: list[Let] = []
+    moved: list[Let] = []
+    for s in reversed(lets):
+        if reads[s.var] and reads[s.var] == everywhere[s.var]:
+            moved.append(s)
+            reads.update(_reads([s]))
+        else:
+            kept.append(s)
+    return kept[::-1], moved[::-1]
 
 
 def _reads(body: Sequence[Stmt]) -> Counter[Var]:
@@ -188,6 +213,8 @@ def _is_invariant(test: Expr, changed: set[Var], stored: set[Buffer]) -> bool:
     for node in nodes(test):
         if node.op == "var" and node.attr in changed:
             return False
+        if node.op in ("div", "rem") and not node.args[1].is_const:
+            return False  # by 0, if there are no iterations
         if node.op == "load" and (node.attr in stored or not _is_in_range(node)):
             return False
     return True
