@@ -268,7 +268,7 @@ def test_a_body_of_few_long_loops_is_divided(monkeypatch: pytest.MonkeyPatch) ->
     jitted = hf.jit(f)
     jitted(hf.zeros((8, 8)), hf.zeros((8, 8)))
     loops = re.findall("^    for", jitted.loop_ir, re.MULTILINE)
-    assert len(loops) < 100  # for rows of products are merged
+    assert len(loops) <= 60  # for rows of products are merged
     assert "@hf.segment" in jitted.llvm_ir
 
 

@@ -19,7 +19,7 @@ from scipy import special
 
 from hopflow import dtypes
 from hopflow.dtypes import DType
-from hopflow.loop_ir import expr
+from hopflow.loop_ir import expr, scalars
 from hopflow.loop_ir import math as loop_math
 from hopflow.loop_ir.expr import Expr, Var
 from hopflow.testing.expr_numpy import Array, evaluate

@@ -225,14 +225,13 @@ def test_a_cell_is_trained_through_scan_and_jit(cell: Any) -> None:
             return hf.mean((network(xs) - wanted) ** 2)
 
         value, gradient = hf.value_and_grad(loss)(network)
-        return value, pytree.tree_map(lambda p, g: p - 0.5 * g, network, gradient)
+        return value, pytree.tree_map(lambda p, g: p - 0.2 * g, network, gradient)
 
     losses = []
-    for _ in range(200):
+    for _ in range(400):
         value, network = step(network)
         losses.append(value.item())
-    # Steps of this length go up and down: the last one depends on each rounding.
-    assert min(losses) < 0.4 * losses[0]
+    assert losses[-1] < 0.4 * losses[0]
 
 
 def test_a_classifier_of_tokens_is_trained() -> None:
