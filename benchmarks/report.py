@@ -83,14 +83,7 @@ def format_lax_map(rows: Sequence[Row]) -> str:
         for row in rows
         if row.lax_map is not None
     }
-    if not ratios:
-        return "no row by lax.map"
-    name = min(ratios, key=ratios.__getitem__)
-    return (
-        f"beside the faster of vmap and lax.map ({len(ratios)} rows): JAX takes "
-        f"{_geometric_mean(ratios.values()):.2f} times as long in the geometric mean, "
-        f"at least {ratios[name]:.2f} times ({name})"
-    )
+    return _format_peer("the faster of vmap and lax.map", "JAX", ratios)
 
 
 def format_dr_jit(rows: Sequence[Row]) -> str:
@@ -100,11 +93,16 @@ def format_dr_jit(rows: Sequence[Row]) -> str:
         for row in rows
         if row.dr_jit is not None
     }
+    return _format_peer("Dr.Jit", "Dr.Jit", ratios)
+
+
+def _format_peer(program: str, library: str, ratios: dict[str, float]) -> str:
+    """A line of how many times as long a library takes, by row."""
     if not ratios:
-        return "no row in Dr.Jit"
+        return f"no row beside {program}"
     name = min(ratios, key=ratios.__getitem__)
     return (
-        f"beside Dr.Jit ({len(ratios)} rows): Dr.Jit takes "
+        f"beside {program} ({len(ratios)} rows): {library} takes "
         f"{_geometric_mean(ratios.values()):.2f} times as long in the geometric mean, "
         f"at least {ratios[name]:.2f} times ({name})"
     )

@@ -335,6 +335,18 @@ def test_wide_integers_are_divided_exactly_whatever_their_bits(
         np.testing.assert_array_equal(np.asarray(got), expected)
 
 
+@pytest.mark.parametrize("bits", [40, 62])
+def test_lanes_that_are_done_divide_no_more(bits: int) -> None:
+    """The greatest common divisors of pairs, which take different numbers of steps."""
+
+    def divisor(a: Any, b: Any) -> Any:
+        return hf.while_loop(lambda _, b: b != 0, lambda a, b: (b, a % b), (a, b))[0]
+
+    pairs = np.random.default_rng(bits).integers(0, 1 << bits, (2, 333))
+    found = hf.jit(hf.vmap(divisor))(*pairs)
+    np.testing.assert_array_equal(np.asarray(found), np.gcd(*pairs))
+
+
 @pytest.mark.parametrize("scale", [1, 8, 20, 40, 60, 100])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_remainders_of_floats_are_exact(dtype: str, scale: int) -> None:

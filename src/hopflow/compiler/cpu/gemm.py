@@ -16,6 +16,7 @@ edge), it is first copied to the stack, dense, and padded with zeros.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from hopflow.compiler.cpu.blas import Wrapper
@@ -227,7 +228,7 @@ class _Product:
         many = self.f.emit(f"icmp uge i64 {block.rows}, {REUSES}")
         panel, step = self.panel(j, block), "%n"
         if self.b_transposed:
-            self.fill_turned(panel, block, self.span)
+            self.fill_transposed(panel, block, self.span)
             panel, step = self.copy, str(self.span)
         else:
             self.if_(many, lambda: self.fill_rows(panel, block, self.span))
@@ -247,6 +248,15 @@ class _Product:
         columns = self.least(self.op("sub", "%right", j), width)
         partial = f.emit(f"icmp slt i64 {columns}, {width}")
         panel = self.edge_of_b(self.panel(j, block), block, columns, partial)
+        if self.tiles.has_masks:
+
+            def part(i: str, height: int) -> None:
+                out = self.at("%out", self.op("mul", i, "%n"), j), "%n"
+                a = self.left(i, block.depth)
+                self.tile((height, 1), a, panel, out, block, columns)
+
+            self.down(block, part)
+            return
         goes_on = f.emit(f"icmp ult i1 {block.begins}, {partial}")
 
         def tile(i: str, height: int) -> None:
@@ -263,12 +273,15 @@ class _Product:
         self.down(block, tile)
 
     def edge_of_b(self, panel: str, block: _Block, columns: str, partial: str) -> Rows:
-        """Return a panel of at most one vector, copied if it is `partial`."""
+        """Return a panel of at most one vector, copied if it is `partial` and cannot be
+        loaded under a mask."""
         width = self.tiles.width
+        if self.tiles.has_masks and not self.b_transposed:
+            return panel, "%n"
         self.if_(partial, lambda: self.fill(panel, block, columns, width))
         if self.b_transposed:
             whole = self.f.emit(f"xor i1 {partial}, true")
-            self.if_(whole, lambda: self.fill_turned(panel, block, width))
+            self.if_(whole, lambda: self.fill_transposed(panel, block, width))
             return self.copy, str(width)
         step = self.chosen(partial, "i64", width, "%n")
         return self.chosen(partial, "ptr", self.copy, panel), step
@@ -315,11 +328,11 @@ class _Product:
 
         self.each("0", block.count, 1, row)
 
-    def fill_turned(self, panel: str, block: _Block, span: int) -> None:
+    def fill_transposed(self, panel: str, block: _Block, span: int) -> None:
         """Emit a copy of `span` columns, which are rows in memory."""
         width, first = self.tiles.width, "0"
         if self.tiles.has_vectors:
-            square = _square(self.f.module, self.tiles)
+            transposition = _transposition(self.f.module, self.tiles)
             first = self.whole("0", block.count, width)
 
             def rows(r: str) -> None:
@@ -327,8 +340,8 @@ class _Product:
                     source = self.at(panel, self.op("mul", "%k", c), r)
                     target = self.at(self.copy, self.op("mul", r, span), str(c))
                     self.f.do(
-                        f"call void @{square}(ptr {source}, i64 %k, ptr {target}, "
-                        f"i64 {span})"
+                        f"call void @{transposition}("
+                        f"ptr {source}, i64 %k, ptr {target}, i64 {span})"
                     )
 
             self.each("0", first, width, rows)
@@ -339,19 +352,12 @@ class _Product:
     ) -> None:
         """Emit a copy of a panel's first `columns`, padded with zeros to `span`, from
         row `first` on."""
-        lane, masked = self.tiles.lane, None
+        lane = self.tiles.lane
         along = "%k" if self.b_transposed else "1"
-        if self.tiles.has_masks and span == self.tiles.width and along == "1":
-            masked = _Masked(self.f, self.tiles, columns)
 
         def row(r: str) -> None:
             source = self.row_of(panel, r, block)
             target = self.at(self.copy, self.op("mul", r, span))
-            if masked is not None:
-                t, align = lanes(lane, span), self.tiles.size
-                values = masked.load(source)
-                self.f.do(f"store {t} {values}, ptr {target}, align {align}")
-                return
 
             def element(c: str) -> None:
                 value = f"load {lane}, ptr {self.at(source, self.op('mul', c, along))}"
@@ -370,14 +376,10 @@ class _Product:
         """Emit a copy of the first columns of a tile."""
         (source_, from_), (target_, to) = source, target
         lane = self.tiles.lane
-        masked = _Masked(self.f, self.tiles, columns) if self.tiles.has_masks else None
 
         def row(r: str) -> None:
             first = self.at(source_, self.op("mul", r, from_))
             second = self.at(target_, self.op("mul", r, to))
-            if masked is not None:
-                masked.store(masked.load(first), second)
-                return
 
             def column(c: str) -> None:
                 value = self.f.emit(f"load {lane}, ptr {self.at(first, c)}")
@@ -394,18 +396,28 @@ class _Product:
         panel: Rows,
         out: Rows,
         block: _Block,
+        columns: str = "",
     ) -> None:
-        """Emit the call that adds a block's contribution to a tile of this shape."""
-        name = _tile(self.f.module, self.tiles, *shape)
-        self.call_tile(name, a, f"ptr {panel[0]}, i64 {panel[1]}", out, block)
+        """Emit the call that adds a block's contribution to a tile of this shape, or to
+        its first `columns`."""
+        name = _tile(self.f.module, self.tiles, *shape, is_part=bool(columns))
+        panel_ = f"ptr {panel[0]}, i64 {panel[1]}"
+        self.call_tile(name, a, panel_, out, block, columns)
 
     def call_tile(
-        self, name: str, a: tuple[str, str, str], panel: str, out: Rows, block: _Block
+        self,
+        name: str,
+        a: tuple[str, str, str],
+        panel: str,
+        out: Rows,
+        block: _Block,
+        columns: str = "",
     ) -> None:
         pointer, down, along = a
+        more = f", i64 {columns}" if columns else ""
         self.f.do(
             f"call void @{name}(ptr {pointer}, i64 {down}, i64 {along}, {panel}, "
-            f"ptr {out[0]}, i64 {out[1]}, i64 {block.count}, i1 {block.begins})"
+            f"ptr {out[0]}, i64 {out[1]}, i64 {block.count}, i1 {block.begins}{more})"
         )
 
     # --- products of a matrix and a vector
@@ -421,27 +433,24 @@ class _Product:
             begins = self.f.emit(f"icmp eq i64 {depth}, 0")
             block = _Block("0", "1", depth, count, begins)
             first = self.at(matrix, self.op("mul", depth, size))
-            for vectors in (self.tiles.long, 1, 0):
+            a = (self.at(vector, depth), "0", "1")
+
+            def piece(j: str, vectors: int, columns: str = "") -> None:
+                panel, out = (self.at(first, j), size), (self.at("%out", j), "0")
+                self.tile((1, vectors), a, panel, out, block, columns)
+
+            has_masks = self.tiles.has_masks
+            for vectors in (
+                (self.tiles.long, 1) if has_masks else (self.tiles.long, 1, 0)
+            ):
                 span = vectors * self.tiles.width or 1
                 stop = self.whole(start, end, span)
-
-                def piece(j: str, vectors: int = vectors) -> None:
-                    a = (self.at(vector, depth), "0", "1")
-                    panel, out = self.at(first, j), self.at("%out", j)
-                    self.tile((1, vectors), a, (panel, size), (out, "0"), block)
-
-                if vectors or not self.tiles.has_masks:
-                    self.each(start, stop, span, piece)
-                    start = stop
-            if self.tiles.has_masks:
-                places = [self.at(first, start), self.at("%out", start)]
-                left, name = self.op("sub", end, start), _row(self.f.module, self.tiles)
-                some = self.f.emit(f"icmp sgt i64 {left}, 0")
-                arguments = (
-                    f"ptr {self.at(vector, depth)}, ptr {places[0]}, i64 {size}, "
-                    f"ptr {places[1]}, i64 {count}, i1 {begins}, i64 {left}"
-                )
-                self.if_(some, lambda: self.f.do(f"call void @{name}({arguments})"))
+                self.each(start, stop, span, partial(piece, vectors=vectors))
+                start = stop
+            if has_masks:
+                some = self.f.emit(f"icmp slt i64 {start}, {end}")
+                left = self.op("sub", end, start)
+                self.if_(some, lambda: piece(start, 1, left))
 
         self.each("0", "%k", ROWS, at_depth)
 
@@ -546,14 +555,22 @@ def _window(f: Function, place: str, last: str) -> str:
 
 
 def _tile(
-    module: Module, tiles: _Tiles, height: int, vectors: int, *, windows: bool = False
+    module: Module,
+    tiles: _Tiles,
+    height: int,
+    vectors: int,
+    *,
+    windows: bool = False,
+    is_part: bool = False,
 ) -> str:
-    """Define the function of a tile; with 0 `vectors` it is one element wide.
+    """Define the function of a tile; with 0 `vectors` it is one element wide. If it
+    `is_part`, it is the first `%columns` of one vector.
 
     For each of `count` rows of the panel it adds the product with a column of `a`: to
     zero if `begins`, else to `out`. Rows are `%step` apart, or windows at `%offsets`.
     """
-    name = f"{'windows' if windows else 'tile'}.{height}.{vectors}.{tiles.lane}"
+    kind = "windows" if windows else "part" if is_part else "tile"
+    name = f"{kind}.{height}.{vectors}.{tiles.lane}"
     if module.has_function(name):
         return name
     lane, width = tiles.lane, tiles.width if vectors else 1
@@ -562,12 +579,18 @@ def _tile(
     f = Function(
         module,
         f"internal void @{name}(ptr %a, i64 %down, i64 %along, ptr %b, {panel_type}, "
-        "ptr %out, i64 %row, i64 %count, i1 %begins)",
+        f"ptr %out, i64 %row, i64 %count, i1 %begins{', i64 %columns' * is_part})",
         f"noinline {HOT}",
     )
+    masked = _Masked(f, tiles, "%columns") if is_part else None
 
     def at(pointer: str, offset: str | int) -> str:
         return f.emit(f"getelementptr {lane}, ptr {pointer}, i64 {offset}")
+
+    def load(place: str) -> str:
+        if masked is not None:
+            return masked.load(place)
+        return f.emit(f"load {t}, ptr {place}, align {tiles.size}")
 
     rows = [at("%a", f.emit(f"mul i64 %down, {i}")) for i in range(height)]
     places = []
@@ -576,7 +599,7 @@ def _tile(
         places += [at(first, v * width) for v in range(max(1, vectors))]
     f.branch_if("%begins", "start", "more")
     f.start("more")
-    old = [f.emit(f"load {t}, ptr {p}, align {tiles.size}") for p in places]
+    old = [*map(load, places)]
     f.branch("start")
     f.start("start")
     zero = "zeroinitializer" if vectors else "0.0"
@@ -594,14 +617,17 @@ def _tile(
         row_of_b = at("%b", _window(f, place, "%last"))
     else:
         row_of_b = at("%b", f.emit("mul i64 %r, %step"))
-    columns = [at(row_of_b, v * width) for v in range(max(1, vectors))]
-    _add_products(f, tiles, [at(row, "%pa") for row in rows], columns, sums, vectors)
+    panel = [load(at(row_of_b, v * width)) for v in range(max(1, vectors))]
+    _add_products(f, tiles, [at(row, "%pa") for row in rows], panel, sums, vectors)
     f.do("%pa.next = add i64 %pa, %along")
     f.do("%r.next = add nuw nsw i64 %r, 1")
     f.branch_if(f.emit("icmp ult i64 %r.next, %count"), "loop", "end")
     f.start("end")
     for n, place in enumerate(places):
-        f.do(f"store {t} %sum{n}, ptr {place}, align {tiles.size}")
+        if masked is not None:
+            masked.store(f"%sum{n}", place)
+        else:
+            f.do(f"store {t} %sum{n}, ptr {place}, align {tiles.size}")
     f.do("ret void")
     module.define(name, f.text)
     return name
@@ -611,17 +637,16 @@ def _add_products(
     f: Function,
     tiles: _Tiles,
     rows: list[str],
-    columns: list[str],
+    panel: list[str],
     sums: list[str],
     vectors: int,
 ) -> None:
     """Emit `%sum<n>`: the sums of a tile, with the products of the elements of `a` at
-    the addresses `rows` and the vectors of the panel at the addresses `columns`."""
+    the addresses `rows` and the vectors of a row of the panel."""
     lane, width = tiles.lane, tiles.width if vectors else 1
     t = lanes(lane, width)
     added = f"{t} @{tiles.sum}{overload(lane, width)}"
     f.module.declare(f"{added}({t}, {t}, {t})")
-    panel = [f.emit(f"load {t}, ptr {c}, align {tiles.size}") for c in columns]
     for i, row in enumerate(rows):
         x = f.emit(f"load {lane}, ptr {row}")
         if vectors:
@@ -665,51 +690,10 @@ class _Masked:
         )
 
 
-def _row(module: Module, tiles: _Tiles) -> str:
-    """Define the function of a part of a row, of less than a vector: for each of
-    `count` rows of the panel it adds the product with an element of `a`."""
-    name = f"row.{tiles.lane}"
-    if module.has_function(name):
-        return name
-    lane, width = tiles.lane, tiles.width
-    t = lanes(lane, width)
-    f = Function(
-        module,
-        f"internal void @{name}(ptr %a, ptr %b, i64 %step, ptr %out, i64 %count, "
-        "i1 %begins, i64 %columns)",
-        f"noinline {HOT}",
-    )
-    masked = _Masked(f, tiles, "%columns")
-    f.branch_if("%begins", "start", "more")
-    f.start("more")
-    old = masked.load("%out")
-    f.branch("start")
-    f.start("start")
-    f.do(f"%begun = phi {t} [ zeroinitializer, %entry ], [ {old}, %more ]")
-    f.branch("loop")
-    f.start("loop")
-    f.do("%r = phi i64 [ 0, %start ], [ %r.next, %loop ]")
-    f.do(f"%sum = phi {t} [ %begun, %start ], [ %sum.next, %loop ]")
-    x = f.emit(f"load {lane}, ptr {f.emit(f'getelementptr {lane}, ptr %a, i64 %r')}")
-    distance = f.emit("mul i64 %r, %step")
-    y = masked.load(f.emit(f"getelementptr {lane}, ptr %b, i64 {distance}"))
-    added = f"{t} @{tiles.sum}{overload(lane, width)}"
-    f.module.declare(f"{added}({t}, {t}, {t})")
-    factor = broadcast(f, x, lane, width)
-    f.do(f"%sum.next = call {added}({t} {factor}, {t} {y}, {t} %sum)")
-    f.do("%r.next = add nuw nsw i64 %r, 1")
-    f.branch_if(f.emit("icmp ult i64 %r.next, %count"), "loop", "end")
-    f.start("end")
-    masked.store("%sum.next", "%out")
-    f.do("ret void")
-    module.define(name, f.text)
-    return name
-
-
-def _square(module: Module, tiles: _Tiles) -> str:
+def _transposition(module: Module, tiles: _Tiles) -> str:
     """Define the function that writes a square of `%from`, as wide as a vector, to
     `%to`, transposed."""
-    name = f"square.{tiles.lane}"
+    name = f"transposition.{tiles.lane}"
     if module.has_function(name):
         return name
     lane, width = tiles.lane, tiles.width

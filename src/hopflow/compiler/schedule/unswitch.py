@@ -75,7 +75,7 @@ def _edit(body: list[Stmt], after: Counter[Var]) -> None:
         else:
             edited.append(statement)
     if any(isinstance(s, If) for s in edited) and len(edited) > 1:
-        edited = _with_values_in_cases(edited, after)
+        edited = _sink(edited, after)
     body[:] = edited
     for statement in body:
         for inner in bodies(statement):
@@ -105,9 +105,9 @@ def _unswitched(loop: For, depth: int) -> list[Stmt]:
     return [loop]
 
 
-def _with_values_in_cases(body: Sequence[Stmt], after: Counter[Var]) -> list[Stmt]:
+def _sink(body: Sequence[Stmt], after: Counter[Var]) -> list[Stmt]:
     """Return a body in which variables before a branch, that only one of its cases
-    reads, are computed there."""
+    reads, are computed there (code sinking)."""
     everywhere = _reads(body) + after
     left: list[Stmt] = []
     lets: list[Let] = []  # the last ones, which the next branch may take
@@ -184,7 +184,7 @@ def _tests(nest: Sequence[For]) -> list[Expr]:
         for node in nodes(*expressions(statement)):
             for test in _parts(node.args[0]) if node.op == "select" else ():
                 is_new = not any(same(test, other) for other in tests)
-                if not is_new or _is_of_trips(test, nest):
+                if not is_new or _compares_trip_count(test, nest):
                     continue
                 if _is_invariant(test, changed, stored):
                     tests.append(test)
@@ -201,7 +201,7 @@ def _parts(test: Expr) -> Iterator[Expr]:
         yield test
 
 
-def _is_of_trips(test: Expr, nest: Sequence[For]) -> bool:
+def _compares_trip_count(test: Expr, nest: Sequence[For]) -> bool:
     """Return whether a test compares the length of a loop, as that of a divisor which
     is one: it would tell whether there is anything to do."""
     return any(same(x, loop.extent) for x in test.args for loop in nest)
@@ -254,10 +254,10 @@ def _side(body: Sequence[Stmt], test: Expr, *, holds: bool) -> list[Stmt]:
                 side.append(Accumulate(var, combine, value(x)))
             case Store(buffer, at, x):
                 side.append(Store(buffer, tuple(map(value, at)), value(x)))
-    return _without_unread(_without_stores_of_the_same(side))
+    return _without_dead_code(_without_redundant_stores(side))
 
 
-def _without_stores_of_the_same(body: Sequence[Stmt]) -> list[Stmt]:
+def _without_redundant_stores(body: Sequence[Stmt]) -> list[Stmt]:
     """Return a body without the stores of what an element holds already."""
     left: list[Stmt] = []
     held: dict[Var, Expr] = {}  # by variable, the load whose value it still has
@@ -286,7 +286,7 @@ def _held(value: Expr, held: dict[Var, Expr]) -> Expr | None:
     return value if value.op == "load" and e.condition_of(value) is None else None
 
 
-def _without_unread(body: Sequence[Stmt]) -> list[Stmt]:
+def _without_dead_code(body: Sequence[Stmt]) -> list[Stmt]:
     """Return a body without the variables that nothing reads."""
     left: list[Stmt] = []
     read: set[Var] = set()
