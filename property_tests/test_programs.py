@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
@@ -82,6 +83,34 @@ def test_derivatives_of_a_program_agree(program: Program) -> None:
 
 
 # --- text -----------------------------------------------------------------------------
+
+
+DRAWING: Final = """
+from hypothesis import Phase, given, seed, settings
+from hopflow.testing.program_text import to_text
+from hopflow.testing.strategies import programs
+
+@seed(1)
+@settings(max_examples=20, database=None, deadline=None, phases=[Phase.generate])
+@given(programs())
+def draw(program):
+    print(to_text(program))
+
+draw()
+"""
+
+
+def test_programs_do_not_depend_on_the_modules_that_are_loaded(tmp_path: Path) -> None:
+    """Constants of loaded modules are among what Hypothesis draws; see `LEAST`."""
+    (tmp_path / "constants.py").write_text(f"CONSTANTS = {[*range(100, 20_000, 40)]}")
+
+    def drawn(code: str) -> str:
+        run = [sys.executable, "-c", code]
+        return subprocess.run(
+            run, check=True, cwd=tmp_path, capture_output=True, text=True
+        ).stdout
+
+    assert drawn(DRAWING) == drawn("import constants\n" + DRAWING)
 
 
 @given(st.one_of(whole, smooth))

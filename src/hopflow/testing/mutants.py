@@ -63,6 +63,7 @@ from hopflow.ops.opdef import OPERATIONS
 from hopflow.symbolic.size import Symbol, evaluate
 from hopflow.symbolic.terms import OPERATIONS as OPERATIONS_OF_SIZES
 from hopflow.tensor import aligned
+from hopflow.testing.strategies import ALIASING
 from hopflow.trace.outside import guard
 from hopflow.trace.tracer import Tracer
 from hopflow.zeros import unbroadcast
@@ -575,6 +576,17 @@ _SHORT_ROWS: Final[Mapping[str, Any]] = {
     "weights": {"conv": 12, "repeat": 12, "sum": 6, "max": 6},
 }
 
+_NO_ALIASING: Final = dict.fromkeys(ALIASING, 0)
+_IN_PLACE: Final[Mapping[str, Any]] = {
+    "aliasing": True,
+    "mutation": True,
+    "operations": ["add"],
+    "operators": [],
+    "dtypes": ["int64"],
+    "size": 4,
+    "weights": {"either": 0},
+}
+
 MUTANTS: Final[dict[str, Mutant]] = {
     "wrong transpose": Mutant(_transpose, ["jax"], ["grad"], "smooth"),
     "swapped carry": Mutant(_with_pass(_swap_carry), ["jit"]),
@@ -583,7 +595,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "sizes of two minds": Mutant(
         _of_two_minds,
         ["dynamic, other sizes first"],
-        options={"weights": {"sized": 6}},
+        options={
+            "operations": ["sized", "sum", "add"],
+            "operators": [],
+            "size": 3,
+            "weights": {"sized": 4},
+        },
     ),
     "lost condition": Mutant(
         lambda: [(substitution.Conditions, "both", lambda *conditions: conditions[-1])],
@@ -595,23 +612,26 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ["jit"],
         options={
             "aliasing": True,
-            "mutation": True,
-            "size": 3,
-            "weights": {"fori": 6, "while": 6, "scan": 6},
+            "operations": ["sum", "cumsum", "add"],
+            "operators": ["fori"],
+            "dtypes": ["float64"],
+            "size": 4,
+            "weights": {**_NO_ALIASING, "exchange": 8, "fori": 4},
         },
     ),
     "written over while read": Mutant(
         lambda: [(allocations, "in_place", lambda *_: True)],
         ["jit"],
-        options={"aliasing": True, "mutation": True},
+        options=_IN_PLACE,
     ),
     "hoisted trap": Mutant(
         lambda: [(hoist, "_may_stop", lambda _: False)],
         ["jit"],
         options={
-            "mutation": True,
             "out_of_range": True,
-            "weights": {"index": 4, "gather": 4, "fori": 4, "while": 4},
+            "operations": ["index", "gather", "add", "sum"],
+            "operators": ["fori", "while"],
+            "size": 3,
         },
     ),
     "read before its check": Mutant(
@@ -636,15 +656,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "size": 14,
             "depth": 1,
             "weights": {
-                "masked": 0,
+                **_NO_ALIASING,
                 "concat": 8,
                 "cumsum": 4,
                 "divide": 2,
                 "copied": 12,
-                "same": 0,
-                "viewed": 0,
-                "pieces": 0,
-                "exchange": 0,
+                "either": 6,
             },
         },
     ),
@@ -653,8 +670,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ["dynamic"],
         options={
             "dtypes": ["float64", "float32"],
+            "operators": [],
             "size": 3,
-            "depth": 1,
             "weights": {"matmul": 40},
         },
     ),
@@ -698,21 +715,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "operators": [],
             "size": 4,
             "depth": 1,
-            "weights": {
-                "viewed": 24,
-                "copied": 0,
-                "same": 0,
-                "pieces": 0,
-                "masked": 0,
-                "exchange": 0,
-                "either": 0,
-            },
+            "weights": {**_NO_ALIASING, "viewed": 24},
         },
     ),
     "updated twice": Mutant(
         lambda: [(vector, "loaded", lambda _: ())],
         ["jit"],
-        options={"aliasing": True, "mutation": True},
+        options=_IN_PLACE,
     ),
     "lost rows of a nest": Mutant(_lost_rows, ["loop ir"]),
     "rows of another length": Mutant(_other_length, ["loop ir"]),
@@ -731,10 +740,27 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "copy of another array": Mutant(
         _copy_of_another,
         ["jit"],
-        options={"aliasing": True, "mutation": True, "weights": {"masked": 24}},
+        options={
+            "aliasing": True,
+            "mutation": True,
+            "operations": ["add", "roll"],
+            "operators": [],
+            "dtypes": ["int64"],
+            "size": 4,
+            "weights": {**_NO_ALIASING, "masked": 6, "copied": 2},
+        },
     ),
     "case of the other side": Mutant(
-        _other_case, ["jit"], kind="large", options={"aliasing": True}
+        _other_case,
+        ["loop ir"],  # native code would write beside its buffers
+        options={
+            "aliasing": True,
+            "operations": ["add", "where"],
+            "operators": ["fori", "scan"],
+            "size": 4,
+            "depth": 1,
+            "weights": {**_NO_ALIASING, "where": 12, "either": 2, "fori": 8},
+        },
     ),
     "added where it subtracts": Mutant(
         _counted_up, ["loop ir"], options={"weights": {"while": 6}}
