@@ -298,6 +298,66 @@ def test_special_values_in_short_rows(name: str, special: float) -> None:
     np.testing.assert_array_equal(np.asarray(found), want)
 
 
+@pytest.mark.parametrize(
+    "shape", [(30, 5, 5), (7, 2, 3, 4), (300, 3, 1, 7), (5, 13, 2)]
+)
+@pytest.mark.parametrize("name", ["max", "sum", "prod", "any"])
+def test_short_axes_of_a_dense_array_are_reduced_as_one(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    x = rows_of("int32", *shape)
+    axes = tuple(range(1, len(shape)))
+    want = getattr(np, name)(x, axis=axes)
+    compiled = hf.jit(lambda x: getattr(hf, name)(x, axis=axes))
+    np.testing.assert_array_equal(np.asarray(compiled(x)), want)
+    assert [head.split(" in ")[1] for head in heads(compiled)] == [
+        f"0..{shape[0]}",
+        f"0..{np.prod(shape[1:])}",
+    ]
+
+
+@pytest.mark.parametrize("name", ["max", "sum"])
+def test_short_axes_of_other_arrays_are_reduced_alone(name: str) -> None:
+    x, b = rows_of("int32", 30, 5, 7), rows_of("int32", 7)
+    wide = np.zeros((30, 5, 14), "int32")
+    wide[..., ::2] = x
+    cases: list[tuple[Callable[[Any, Any], Any], Array]] = [
+        (lambda m, x: getattr(m, name)(x * b, axis=(1, 2)), x),
+        (lambda m, x: getattr(m, name)(x, axis=(0, 2)), x),
+        (lambda m, x: getattr(m, name)(x, axis=(2, 1)), wide[..., ::2]),
+        (lambda m, x: getattr(m, name)(m.permute_dims(x, (0, 2, 1)), axis=(1, 2)), x),
+        (lambda m, x: getattr(m, name)(x[:, ::-1], axis=(1, 2)), x),
+        (lambda m, x: getattr(m, name)(x), x),
+    ]
+    for f, arg in cases:
+        found = np.asarray(hf.jit(lambda x, f=f: f(hf, x))(arg))
+        np.testing.assert_array_equal(found, f(np, arg))
+
+
+@pytest.mark.parametrize("size", [10, 16, 17, 33, 100, 300])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_special_values_in_long_rows(name: str, dtype: str, size: int) -> None:
+    """NaN in any lane is the result; -0 is less than 0."""
+    numbers = [0.0, -0.0, 1.5, -1.5, 1e-45, -1e-45, np.inf, -np.inf, np.nan, -np.nan]
+    draw = np.random.default_rng(size)
+    x = np.stack(
+        [draw.choice(draw.choice(numbers, 1 + k % 4), size) for k in range(200)]
+    )
+    x = np.asarray(hf.astype(hf.asarray(x), dtype))
+    compiled = hf.jit(lambda x: getattr(hf, name)(x, axis=1))
+    found = np.asarray(compiled(x)).astype("float64")
+    rows = x.astype("float64")
+    want = getattr(np, name)(rows, axis=1)
+    np.testing.assert_array_equal(found, want)
+    zeros = want == 0
+    signs = np.signbit(rows) & (rows == 0)
+    some, every = signs.any(axis=1), (signs | (rows != 0)).all(axis=1)
+    np.testing.assert_array_equal(
+        np.signbit(found[zeros]), (every if name == "max" else some)[zeros]
+    )
+
+
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 12, 40])
 @pytest.mark.parametrize("count", [2, 3, 7])
 @pytest.mark.parametrize("rows", [1, 7, 33])

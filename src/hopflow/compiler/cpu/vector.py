@@ -248,6 +248,12 @@ class VectorLoop(LaneLoop):
         for var, combine in self.accumulators.items():
             type_, width = register_type(var.dtype), self.width
             value = f.emit(f"load {lanes(type_, width)}, ptr {self.slots[var]}")
+            is_extremum = combine in ("min", "max") and var.dtype.kind == "f"
+            if is_extremum and width > 2 and not f.module.has_extrema:
+                value = operations.extremum_of_lanes(
+                    f, combine, var.dtype, width, value
+                )
+                width = 1
             while width > 1:
                 width //= 2
                 halves = [

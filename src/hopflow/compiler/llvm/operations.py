@@ -6,7 +6,7 @@ Every function takes registers or constants of `width` lanes and returns one.
 import re
 import struct
 from functools import cache
-from math import copysign, frexp, inf, isnan
+from math import copysign, frexp, inf, isnan, nan
 from typing import Final
 
 from hopflow import dtypes
@@ -155,6 +155,35 @@ def _extremum(f: Function, op: str, dtype: DType, width: int, args: list[str]) -
     unordered = f.emit(f"fcmp uno {t} {x}, {y}")
     nan = f.emit(f"fadd {t} {x}, {y}")
     return f.emit(f"select {tests} {unordered}, {t} {nan}, {t} {result}")
+
+
+def extremum_of_lanes(f: Function, op: str, dtype: DType, width: int, x: str) -> str:
+    """Emit the minimum or maximum of the lanes of floats, as for two of them.
+
+    Bits that have those below the sign inverted if it is set are integers in the order
+    of the numbers: one instruction for each two parts of a vector, in place of five.
+    """
+    t, scalar = register_type(dtype, width), register_type(dtype)
+    bits = 64 if dtype is dtypes.float64 else 32
+
+    def ordered(value: str, integer: str, width: int) -> str:
+        sign, below = (
+            splat(f"i{bits}", str(n), width) for n in (bits - 1, 2 ** (bits - 1) - 1)
+        )
+        signs = f.emit(f"ashr {integer} {value}, {sign}")
+        inverted = f.emit(f"and {integer} {signs}, {below}")
+        return f.emit(f"xor {integer} {value}, {inverted}")
+
+    integers = lanes(f"i{bits}", width)
+    keys = ordered(f.emit(f"bitcast {t} {x} to {integers}"), integers, width)
+    name = f"i{bits} @llvm.vector.reduce.s{op}.v{width}i{bits}"
+    f.module.declare(f"{name}({integers})")
+    key = f.emit(f"call {name}({integers} {keys})")
+    number = f.emit(f"bitcast i{bits} {ordered(key, f'i{bits}', 1)} to {scalar}")
+    unordered = any_lane(f, f.emit(f"fcmp uno {t} {x}, {x}"), width)
+    return f.emit(
+        f"select i1 {unordered}, {scalar} {literal(nan, dtype)}, {scalar} {number}"
+    )
 
 
 def _number(register: str) -> float | None:

@@ -1,6 +1,7 @@
 """Loop nests for definitions: each definition becomes one nest."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from math import prod
@@ -330,6 +331,7 @@ class Kernels:
     # --- reductions ---
 
     def reduction(self, kernel: Reduction) -> None:
+        kernel = self._with_long_axis(kernel)
         if all(in_registers(self.equation)):
             group = indices_of(self.types[0])
             rows = [list(map(self.b.let, x)) for x in self._reduce(kernel, group)]
@@ -351,6 +353,28 @@ class Kernels:
                     self.b.store(target, here, value)
 
         self.b.nest(shape[:-1] if few else shape, row)
+
+    def _with_long_axis(self, kernel: Reduction) -> Reduction:
+        """Return the kernel with the last axes of its space as one where memory runs
+        along it, if the last one alone is too short for vectors."""
+        space, rank = kernel.space, self.types[0].ndim
+        last = space[-1] if space else 0
+        if is_unrolled(space) or not isinstance(last, int) or last > FEW_TERMS:
+            return kernel
+        if self._split(kernel)[0] in ((), space):
+            return kernel
+        for first in range(len(space) - 1):
+            merged = space[first:]
+            if not all(isinstance(n, int) for n in merged):
+                continue
+            at = axes(rank + first + 1)
+            index = (*at[:-1], *_unraveled(at[-1], merged))
+            values = dict(zip(axes(rank + len(space)), index, strict=True))
+            elements = tuple([e.rewrite(x, values.get) for x in kernel.element])
+            if not _divisors(self.b.at(elements, at), at[-1]):
+                space = (*space[:first], prod(merged))
+                return replace(kernel, space=space, element=elements)
+        return kernel
 
     def _sums_few(self, kernel: Reduction, size: Size) -> TypeGuard[int]:
         """Return whether one loop over the space computes all sums along an axis: then
@@ -801,6 +825,16 @@ def _extent(bounds: _Range) -> Size | Expr:
     low, high = bounds
     extent = e.sub(high, low)
     return int(extent.attr) if extent.is_const else extent
+
+
+def _unraveled(position: Expr, shape: Shape) -> list[Expr]:
+    """Return the index at a position of an array in row-major order."""
+    index: list[Expr] = []
+    for size in reversed(shape[1:]):
+        n = e.index(size)
+        index.append(e.index(0) if size == 1 else e.binary("rem", position, n))
+        position = position if size == 1 else e.div(position, n)
+    return [position, *reversed(index)]
 
 
 def _divisors(roots: Sequence[Expr], axis: Expr) -> set[int]:
