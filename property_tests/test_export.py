@@ -38,8 +38,13 @@ QUICK: Final = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-DRAWN: Final = programs("smooth", operators=EVERY, mutation=True) | programs(
-    "exact", operators=EVERY, mutation=True
+SHARED: Final = {"subgraph": 8, "while": 6, "window": 8, "top_k": 8}
+"""Of calls that share bodies, and of what asks for sizes, many."""
+
+DRAWN: Final = (
+    programs("smooth", operators=EVERY, mutation=True)
+    | programs("exact", operators=EVERY, mutation=True)
+    | programs("exact", operators=EVERY, mutation=True, weights=SHARED)
 )
 
 

@@ -6,6 +6,7 @@ import signal
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from threading import Thread, Timer
 from typing import Any
 
@@ -457,3 +458,37 @@ def test_a_pending_value_is_computed_before_what_it_reads_is_written() -> None:
     with hf.debug():
         want = f(hf.asarray(c), hf.asarray(X[1]))
     same(hf.jit(f)(c, X[1]), want)
+
+
+# --- sizes ----------------------------------------------------------------------------
+
+
+def swapped(x: Any, y: Any) -> Any:
+    """Two calls share a body, of which each gets the sizes of the other."""
+
+    def f(a: Any, b: Any) -> Any:
+        return hf.cos(b) * hf.sum(b), hf.sin(a) + hf.sum(a)
+
+    known = x + hf.ones((2, 3))  # the sizes of `x` are numbers from here on
+    first = hf.invoke_subgraph(f, y, x)
+    return known, hf.invoke_subgraph(f, *first)
+
+
+def nested(x: Any, y: Any) -> Any:
+    return hf.invoke_subgraph(lambda a, b: swapped(a, hf.flip(b, axis=0)), x, y)
+
+
+@pytest.mark.usefixtures("verified")
+@pytest.mark.parametrize("f", [swapped, nested])
+def test_calls_with_other_sizes_do_not_know_those_of_the_first(
+    f: Any, tmp_path: Path
+) -> None:
+    x, y, z = X[:2, :3], X[1:3, 2:5], X
+    for first, second in ((y, z), (z, y)):
+        compiled = hf.jit(f, dynamic=True)
+        program = hf.export(f, (x, first), dynamic_shapes=True)
+        program.save(tmp_path / "program.hopflow")
+        loaded = hf.load(tmp_path / "program.hopflow")
+        for other in (first, second, y[:, ::-1]):
+            for run in (compiled, program, loaded):
+                same(run(x, other), f(*map(hf.asarray, (x, other))))

@@ -522,6 +522,17 @@ def test_guards_that_are_left_out_follow_in_the_order_of_the_others() -> None:
     assert [facts.decide(guard.holds) for guard in env.guards.guards] == [True] * 4
 
 
+def test_a_symbol_with_one_value_left_is_that_number(env: ShapeEnv) -> None:
+    x, n, m = env.backed("x", 2), env.backed("n", 3), env.backed("m", 3)
+    asked: list[Any] = [x == 2, n == m]
+    for condition in (x * n == x * m, sym_min(1, x) == x - 1):
+        assert bool(condition)
+    facts = Facts()
+    for guard in env.guards.simplified().guards:
+        facts.learn(guard.holds)
+    assert [facts.decide(condition) for condition in asked] == [True, True]
+
+
 def test_guards_are_compiled_and_explained(env: ShapeEnv) -> None:
     n, m = env.backed("not a name", 8), env.backed("m", 2)
     env.guard((n + 1) // 2 == 4, "model.py:3")

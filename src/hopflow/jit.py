@@ -23,7 +23,8 @@ from hopflow.errors import (
 )
 from hopflow.graph.core import Constant, Graph
 from hopflow.graph.printer import format_graph
-from hopflow.graph.rewriting import settle_sizes, unify_symbols
+from hopflow.graph.regions import settle_sizes
+from hopflow.graph.rewriting import unify_symbols
 from hopflow.graph.types import TensorType
 from hopflow.hops.base import debugging
 from hopflow.hops.invoke_subgraph import INVOKE_SUBGRAPH

@@ -5,7 +5,7 @@ follow from them. `docs/notes/roles_and_regions.md` states what holds of every n
 graphs; the edits below keep it.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -268,6 +268,68 @@ def passed_to(port: Port, args: Sequence[Arg]) -> Arg | TensorType | None:
     if port.role == "slice":
         return arg.type.with_shape(arg.type.shape[1:])
     return arg
+
+
+# --- what is known of sizes -----------------------------------------------------------
+
+
+def settle_sizes(graph: Graph, canonical: Callable[[Size], Size]) -> None:
+    """Replace the sizes that are known to be numbers, in place, in subgraphs too; but
+    not in what computes them, for a check relies on it.
+
+    Code that broadcasts along an axis of size 1 must find that 1 in the type. Sizes
+    that only a run knows stay: what was assumed of them is what the run is to check,
+    and a check of `u0 == 1` must not find that `u0` is the size of a tensor f32[1].
+    """
+
+    def settled(size: SymInt) -> Size:
+        if any(symbol.hint is None for symbol in free_symbols(size)):
+            return size
+        known = canonical(size)
+        return known if isinstance(known, int) else size
+
+    types: dict[TensorType, TensorType] = {}
+
+    def settle(var: Var) -> None:
+        type_ = var.type
+        if not type_.is_static:
+            if type_ not in types:
+                types[type_] = type_.with_shape(map_sizes(type_.shape, settled))
+            var.type = types[type_]
+
+    others = bodies_of_other_sizes(graph)
+    pending = [graph]
+    while pending:
+        body = pending.pop()
+        for var in body.inputs:
+            settle(var)
+        for node in body.nodes:
+            if not getattr(node.op, "keeps_sizes", False):
+                node.params = {k: map_sizes(v, settled) for k, v in node.params.items()}
+            for var in node.results:
+                settle(var)
+            inner = [g for g in node.graphs.values() if g not in others]
+            pending += inner
+            others.update(inner)  # once, though nodes share them
+
+
+def bodies_of_other_sizes(graph: Graph) -> set[Graph]:
+    """The subgraphs that a call runs with other sizes than those of its trace, and
+    those within: what is known of their symbols does not hold there."""
+    pending: list[Graph] = []
+    for node in graph.distinct_nodes():
+        for region in node.op.signature(node).regions if node.graphs else ():
+            passed = [passed_to(port, node.args) for port in region.inputs]
+            sizes = bind_symbols(region.graph, passed)
+            if any(plain_symbol(n) is not s for s, n in sizes.items()):
+                pending.append(region.graph)
+    found: set[Graph] = set()
+    while pending:
+        body = pending.pop()
+        if body not in found:
+            found.add(body)
+            pending += [g for node in body.nodes for g in node.graphs.values()]
+    return found
 
 
 # --- edits ----------------------------------------------------------------------------

@@ -410,37 +410,3 @@ def unify_symbols(graph: Graph, canonical: Callable[[Size], Size]) -> None:
     graph.inputs = [
         v for v in graph.inputs if v.node.symbol is None or v.node.symbol in read
     ]
-
-
-def settle_sizes(graph: Graph, canonical: Callable[[Size], Size]) -> None:
-    """Replace the sizes that are known to be numbers, in place, in subgraphs too; but
-    not in what computes them, for a check relies on it.
-
-    Code that broadcasts along an axis of size 1 must find that 1 in the type. Sizes
-    that only a run knows stay: what was assumed of them is what the run is to check,
-    and a check of `u0 == 1` must not find that `u0` is the size of a tensor f32[1].
-    """
-
-    def settled(size: SymInt) -> Size:
-        if any(symbol.hint is None for symbol in free_symbols(size)):
-            return size
-        known = canonical(size)
-        return known if isinstance(known, int) else size
-
-    types: dict[TensorType, TensorType] = {}
-
-    def settle(var: Var) -> None:
-        type_ = var.type
-        if not type_.is_static:
-            if type_ not in types:
-                types[type_] = type_.with_shape(map_sizes(type_.shape, settled))
-            var.type = types[type_]
-
-    for var in graph.inputs:
-        settle(var)
-    for node in graph.walk():
-        if not getattr(node.op, "keeps_sizes", False):
-            node.params = {k: map_sizes(v, settled) for k, v in node.params.items()}
-        inner = [var for body in node.graphs.values() for var in body.inputs]
-        for var in (*node.results, *inner):
-            settle(var)

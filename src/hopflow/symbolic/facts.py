@@ -153,6 +153,18 @@ class Facts:
             if isinstance(reduced, SymBool):
                 self._learn(reduced)
         self._changed()
+        for symbol in condition.symbols:
+            self._take_number(symbol)
+
+    def _take_number(self, symbol: Symbol) -> None:
+        """Replace a symbol by the only number that the facts allow: of `min(1, x)` and
+        `x - 1`, which are equal for 2 alone, neither is a symbol."""
+        range_ = self.range(of_factor(symbol))
+        if range_.is_point and symbol not in self.solved and not symbol.real:
+            fact = relation("==", plus_constant(of_factor(symbol), -int(range_.low)))
+            if isinstance(fact, SymBool):
+                self._learn(fact)
+                self._changed()
 
     def _changed(self) -> None:
         self.version += 1
