@@ -334,6 +334,63 @@ def test_short_axes_of_other_arrays_are_reduced_alone(name: str) -> None:
         np.testing.assert_array_equal(found, f(np, arg))
 
 
+def softmax(m: Any, x: Any) -> Any:
+    exponentials = m.exp(x - m.max(x, axis=1, keepdims=True))
+    return exponentials / m.sum(exponentials, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("size", range(2, 36))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_of_temporaries_may_be_shorter_than_vectors(dtype: str, size: int) -> None:
+    x = rows_of(dtype, 50, size) / 7
+    found = np.asarray(hf.jit(lambda x: softmax(hf, x))(x))
+    np.testing.assert_allclose(found, softmax(np, x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", range(2, 36, 3))
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64"])
+def test_short_temporaries_lie_beside_each_other(dtype: str, size: int) -> None:
+    """What a vector writes behind the end of one is in none of the others."""
+
+    def f(m: Any, x: Any) -> Any:
+        rows = [x, x, x]
+        for step in range(9):
+            left, middle, right = rows
+            rows = [middle + right[::-1], left * 2 - step, m.flip(middle, axis=0)]
+        return rows
+
+    def looped(x: Any) -> Any:
+        def step(i: Any, left: Any, middle: Any, right: Any) -> Any:
+            kept = left * 2 - hf.astype(i, dtype)
+            return middle + right[::-1], kept, hf.flip(middle, axis=0)
+
+        return hf.fori_loop(0, 9, step, (x, x, x))
+
+    x = rows_of(dtype, size)
+    for one, want in zip(hf.jit(looped)(x), f(np, x), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(want, dtype))
+
+
+@pytest.mark.parametrize("size", range(2, 20))
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_short_pieces_of_a_temporary_are_written_alone(dtype: str, size: int) -> None:
+    def looped(x: Any) -> Any:
+        def step(_: Any, x: Any) -> Any:
+            x = x.at[size:].add(-x[0])
+            x = x.at[:size].mul(2)
+            return hf.flip(x, axis=0)
+
+        return hf.fori_loop(0, 5, step, x)
+
+    x = rows_of(dtype, size + 7)
+    want = x.copy()
+    for _ in range(5):
+        want[size:] -= want[0]
+        want[:size] *= 2
+        want = want[::-1].copy()
+    np.testing.assert_array_equal(np.asarray(hf.jit(looped)(x)), want)
+
+
 @pytest.mark.parametrize("size", [10, 16, 17, 33, 100, 300])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("name", ["max", "min"])

@@ -110,14 +110,14 @@ def _laid_out(program: Program) -> ArenaPlan:
     for k, b in enumerate(sorted(static, key=lambda b: -sizes[b].attr)):
         size, when = sizes[b].attr, live[b]
         if latest <= when.stop and when.start <= earliest:  # overlaps all others
-            at, offset = k, _round_up(end)
+            at, offset = k, rounded_up(end)
         else:
             taken = ((start[:k] <= when.stop) & (stop[:k] >= when.start)).nonzero()[0]
             offset = _first_fit(size, first[taken], last[taken])
             at = int(first[:k].searchsorted(offset))
             for column in (first, last, start, stop):
                 column[at + 1 : k + 1] = column[at:k]
-        first[at], last[at] = offset, _round_up(offset + size)
+        first[at], last[at] = offset, rounded_up(offset + size)
         start[at], stop[at] = when
         latest, earliest = max(latest, when.start), min(earliest, when.stop)
         offsets[b] = e.index(offset)
@@ -148,7 +148,8 @@ def _first_fit(size: int, first: NDArray, end: NDArray) -> int:
     return int(free[holes[0] if len(holes) else -1])
 
 
-def _round_up(size: int) -> int:
+def rounded_up(size: int) -> int:
+    """Return the bytes that a buffer of this size takes: whole cache lines."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -161,7 +162,7 @@ def _place_symbolic(
     """Place buffers whose sizes are not constants from `start` on; return the end."""
     # Each place has its offset, its size, and disjoint live intervals in order.
     places: list[tuple[Expr, Expr, list[Interval]]] = []
-    end = e.index(_round_up(start)) if sizes else e.index(start)
+    end = e.index(rounded_up(start)) if sizes else e.index(start)
     for b, size in sizes.items():
         for offset, taken, tenants in places:
             at = bisect_right(tenants, live[b].stop, key=attrgetter("start"))

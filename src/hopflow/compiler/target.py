@@ -23,6 +23,11 @@ class Target(Protocol):
         """Whether loops may run on several threads."""
         ...
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether a masked load, store or gather is one instruction."""
+        ...
+
     def vector_width(
         self, dtype: DType, *, reduces: bool = False, narrow: bool = False
     ) -> int:

@@ -91,7 +91,7 @@ class _Maker:
 # --- sizes ----------------------------------------------------------------------------
 
 
-class _CallOf(NamedTuple):
+class _BodyCall(NamedTuple):
     """A call of a body: the graph around, the node, and the body's region, if any."""
 
     around: Graph
@@ -110,7 +110,7 @@ def _settle(graph: Graph) -> None:
     """Write equal sizes of each body in one way, in place: what its trace knew of them
     is not in the file. Of calls that share a body, each may have other sizes: what does
     not hold for all of them stays unknown."""
-    calls: dict[Graph, list[_CallOf]] = {graph: []}
+    calls: dict[Graph, list[_BodyCall]] = {graph: []}
     pending = [graph]
     while pending:
         around = pending.pop()
@@ -121,7 +121,7 @@ def _settle(graph: Graph) -> None:
                 if body not in calls:
                     calls[body] = []
                     pending.append(body)
-                calls[body].append(_CallOf(around, node, by_graph.get(body)))
+                calls[body].append(_BodyCall(around, node, by_graph.get(body)))
     callers = {body: [call.around for call in of] for body, of in calls.items()}
     unknown: dict[Graph, set[Symbol]] = {graph: set()}
     for body in TopologicalSorter(callers).static_order():
@@ -130,7 +130,7 @@ def _settle(graph: Graph) -> None:
 
 
 def _settle_body(
-    body: Graph, calls: Sequence[_CallOf], unknown: Mapping[Graph, set[Symbol]]
+    body: Graph, calls: Sequence[_BodyCall], unknown: Mapping[Graph, set[Symbol]]
 ) -> set[Symbol]:
     """Write equal sizes of a body in one way, in place.
 

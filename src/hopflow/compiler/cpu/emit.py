@@ -34,7 +34,7 @@ from hopflow.compiler.llvm.module import (
     symbol,
 )
 from hopflow.compiler.private import private_buffers
-from hopflow.compiler.reuse import ALIGNMENT, ArenaPlan, reuse
+from hopflow.compiler.reuse import ALIGNMENT, ArenaPlan, reuse, rounded_up
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import Program, Swap
@@ -208,7 +208,7 @@ class _FunctionEmitter:
     def _arena_base(self, total: Expr) -> str:
         f = self.f
         if is_on_stack(self.arena, self.unit.target):
-            return f.slot(f"[{total.attr} x i8]", "arena", ALIGNMENT)
+            return f.slot(f"[{rounded_up(total.attr)} x i8]", "arena", ALIGNMENT)
         size = self.emitter.values.value(total)
         rounded = f.emit(f"add i64 {size}, {ALIGNMENT}")
         return self._on_heap(f.emit(f"and i64 {rounded}, {-ALIGNMENT}"))

@@ -27,6 +27,7 @@ from hopflow.compiler.llvm.types import (
     register_type,
     splat,
 )
+from hopflow.compiler.reuse import rounded_up
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import For
@@ -242,13 +243,36 @@ class Lanes(Evaluator):
         address = self._run_address(buffer, offset, is_reversed)
         if condition is not None:
             address = self.memory.readable(address, self.loop.uniform(condition))
-        if self.mask:
+        has_room = condition is None and self._has_room(buffer, offset, is_reversed)
+        if self.mask and not has_room:
             return self._masked_at(buffer, address, is_reversed, self.mask)
         stored = memory_type(buffer.dtype, self.width)
         note, _ = self.memory.notes(buffer)
         align = buffer.dtype.itemsize
         value = self.f.emit(f"load {stored}, ptr {address}, align {align}{note}")
+        if self.mask:  # what is behind the last element may never have been written
+            value = self.f.emit(f"freeze {stored} {value}")
         return self._loaded(buffer, value, is_reversed)
+
+    def _has_room(self, buffer: Buffer, offset: Expr, is_reversed: bool) -> bool:
+        """Return whether each inactive lane is behind the end of a row of the arena,
+        whose memory is rounded up to whole cache lines, and has a place there.
+
+        A load under a mask waits until a store under a mask before it is in the cache:
+        processors forward only whole vectors from one to the other.
+        """
+        if buffer.space != "arena" or len(buffer.shape) != 1 or is_reversed:
+            return False
+        [extent] = buffer.shape
+        if self.loop.emitter.unit.guarded or not (extent.is_const and offset.is_const):
+            return False
+        if self.mask.startswith("%") or self.position.startswith("%"):
+            return False
+        first, itemsize = offset.attr + int(self.position), buffer.dtype.itemsize
+        if first + self.mask.count("true") != extent.attr:
+            return False
+        end = (first + self.width) * itemsize
+        return bool(end <= rounded_up(extent.attr * itemsize))
 
     def _load_masked(
         self, buffer: Buffer, offset: Expr, is_reversed: bool, mask: str
@@ -305,7 +329,7 @@ class Lanes(Evaluator):
         if is_reversed:
             bits = self._reverse(bits, memory_type(buffer.dtype))
             mask = mask and self._reverse(mask, "i1")
-        if mask:
+        if mask and not self._has_room(buffer, offset, is_reversed):
             name = self._masked_name("store", buffer, f"void @%s({stored}, ptr, %s)")
             self.f.do(
                 f"call void @{name}({stored} {bits}, ptr align {align} {address}, "

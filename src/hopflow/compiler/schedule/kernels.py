@@ -361,7 +361,7 @@ class Kernels:
         last = space[-1] if space else 0
         if is_unrolled(space) or not isinstance(last, int) or last > FEW_TERMS:
             return kernel
-        if self._split(kernel)[0] in ((), space):
+        if self._split(kernel)[0] in ((), space):  # all terms are written out, or none
             return kernel
         for first in range(len(space) - 1):
             merged = space[first:]

@@ -41,7 +41,9 @@ def vector_binding(extent: Expr, body: Sequence[Stmt], target: Target) -> Bindin
     if _instructions(work, 2 * width) < PAYS * _instructions(work, width):
         width *= 2
     if extent.is_const:
-        while width > 1 and width > extent.attr:
+        # A vector that is not full takes one iteration where there are masks.
+        fewest = 2 * extent.attr - 1 if target.has_masks else extent.attr
+        while width > max(fewest, 1):
             width //= 2
     return Binding("vector", width) if width > 1 else SERIAL
 
