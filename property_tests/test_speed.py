@@ -57,7 +57,7 @@ def test_a_cliff_that_is_fast_at_last_is_filed_as_it_was(tmp_path: Path) -> None
         times = slow(program, transform)
         if times is SLOW:
             counts.append(program)
-        return times if len(counts) < 12 else FAST
+        return times if len(counts) < 24 else FAST
 
     search = speed.Search(Campaign(tmp_path), timed=timed)
     search.run(Limit(programs=300), 0, rounds=[SMALL])

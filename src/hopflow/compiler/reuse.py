@@ -51,6 +51,8 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.routines import ROUTINES
 
 ALIGNMENT: Final = 64
+"""Bytes of a cache line, or more. Sizes are rounded up to it: vectors may write behind
+the end of a buffer that ends within a line."""
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
