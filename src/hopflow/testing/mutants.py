@@ -752,14 +752,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "case of the other side": Mutant(
         _other_case,
-        ["loop ir"],  # native code would write beside its buffers
+        ["jit"],
+        kind="large",
+        # No index depends on a test: native code would write beside its buffers.
         options={
-            "aliasing": True,
-            "operations": ["add", "where"],
-            "operators": ["fori", "scan"],
-            "size": 4,
+            "operations": ["add", "where", "sum"],
+            "operators": ["fori", "cond"],
             "depth": 1,
-            "weights": {**_NO_ALIASING, "where": 12, "either": 2, "fori": 8},
+            "weights": {"where": 8},
         },
     ),
     "added where it subtracts": Mutant(
