@@ -14,7 +14,7 @@ from hopflow.export.graphs import located
 from hopflow.export.operators import operators
 from hopflow.export.rules import keep_rules
 from hopflow.graph.core import Arg, Constant, Graph, Node, Var, plain_symbol, size_of
-from hopflow.graph.regions import Region, bind_symbols, passed_to
+from hopflow.graph.regions import Region, sizes_passed
 from hopflow.graph.rewriting import (
     clone,
     graphs_run,
@@ -100,10 +100,7 @@ class _BodyCall(NamedTuple):
 
     def sizes(self) -> dict[Symbol, Size]:
         """Return what the symbols of the body are, in terms of the graph around."""
-        if self.region is None:
-            return {}
-        passed = [passed_to(port, self.node.args) for port in self.region.inputs]
-        return bind_symbols(self.region.graph, passed)
+        return {} if self.region is None else sizes_passed(self.region, self.node.args)
 
 
 def _settle(graph: Graph) -> None:

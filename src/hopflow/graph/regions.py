@@ -250,9 +250,8 @@ def result_types(
         return types
     node.results = tuple([Var(node, i, t) for i, t in enumerate(types)])
     for region in op.signature(node).regions:
-        passed = [passed_to(port, args) for port in region.inputs]
         # Branches have symbols of their own; results are over those of the first.
-        for bound, size in bind_symbols(region.graph, passed).items():
+        for bound, size in sizes_passed(region, args).items():
             sizes.setdefault(bound, size)
     for unbound in free_symbols(*(n for t in types for n in t.shape)):
         if unbound not in sizes:
@@ -268,6 +267,12 @@ def passed_to(port: Port, args: Sequence[Arg]) -> Arg | TensorType | None:
     if port.role == "slice":
         return arg.type.with_shape(arg.type.shape[1:])
     return arg
+
+
+def sizes_passed(region: Region, args: Sequence[Arg]) -> dict[Symbol, Size]:
+    """What the symbols of a region are in a call with these args."""
+    passed = [passed_to(port, args) for port in region.inputs]
+    return bind_symbols(region.graph, passed)
 
 
 # --- what is known of sizes -----------------------------------------------------------
@@ -297,7 +302,7 @@ def settle_sizes(graph: Graph, canonical: Callable[[Size], Size]) -> None:
                 types[type_] = type_.with_shape(map_sizes(type_.shape, settled))
             var.type = types[type_]
 
-    others = bodies_of_other_sizes(graph)
+    others = _bodies_of_other_sizes(graph)
     pending = [graph]
     while pending:
         body = pending.pop()
@@ -313,14 +318,13 @@ def settle_sizes(graph: Graph, canonical: Callable[[Size], Size]) -> None:
             others.update(inner)  # once, though nodes share them
 
 
-def bodies_of_other_sizes(graph: Graph) -> set[Graph]:
+def _bodies_of_other_sizes(graph: Graph) -> set[Graph]:
     """The subgraphs that a call runs with other sizes than those of its trace, and
     those within: what is known of their symbols does not hold there."""
     pending: list[Graph] = []
     for node in graph.distinct_nodes():
         for region in node.op.signature(node).regions if node.graphs else ():
-            passed = [passed_to(port, node.args) for port in region.inputs]
-            sizes = bind_symbols(region.graph, passed)
+            sizes = sizes_passed(region, node.args)
             if any(plain_symbol(n) is not s for s, n in sizes.items()):
                 pending.append(region.graph)
     found: set[Graph] = set()
@@ -528,8 +532,7 @@ def same_symbols(source: Region, target: Region) -> dict[Symbol, Size]:
 
 def _symbols_inside(region: Region, args: Sequence[Arg]) -> dict[Symbol, Size]:
     """The caller's symbols that are passed to a region, in the region's terms."""
-    passed = [passed_to(port, args) for port in region.inputs]
-    bound = bind_symbols(region.graph, passed)
+    bound = sizes_passed(region, args)
     return {
         symbol: size_of(own)
         for own, size in bound.items()
