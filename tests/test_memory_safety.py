@@ -9,6 +9,7 @@ import pytest
 import hopflow as hf
 from hopflow.compiler.pipeline import Executable
 from hopflow.dtypes import ALL, DType
+from hopflow.testing.executions import run_debug
 
 pytestmark = pytest.mark.slow
 
@@ -65,3 +66,24 @@ def test_empty_parts_of_a_size_that_the_run_finds_are_not_read(count: int) -> No
         for _ in range(20):
             for got, want in zip(jitted(x), f(x), strict=True):
                 np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@pytest.mark.usefixtures("verified")
+def test_exchanged_carries_have_one_kind_of_memory() -> None:
+    """In the last batch one size has two names: that of a symbol of the body, and the
+    number that the loop around it has for its value."""
+
+    def rows(x: Any) -> Any:
+        def step(carry: Any, v: Any) -> Any:
+            p, q = carry
+            return (q, p * 0.5 + hf.mean(q)), v
+
+        def final(row: Any) -> Any:
+            return hf.scan(step, (row, row * 2), row)[0]
+
+        return hf.map(final, x, batch_size=2)
+
+    x = hf.asarray(np.arange(120.0).reshape(3, 40) % 7)
+    program = hf.export(rows, (x,), dynamic_shapes=True)
+    for found, expected in zip(program(x), run_debug(rows, x), strict=True):
+        np.testing.assert_allclose(np.asarray(found), np.asarray(expected))

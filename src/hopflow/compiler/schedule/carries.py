@@ -160,7 +160,7 @@ def update(b: Builder, carries: Sequence[Carry], results: Sequence[Value]) -> No
     shared = _update_rows(b, carries, results)
     resized: list[tuple[Carry, dict[int, Expr], Buffer]] = []
     named = _named(b, carries, results)
-    moving: list[tuple[Buffer, Value]] = []
+    moving: list[tuple[Carry, Value]] = []
     for c, value in zip(carries, results, strict=False):
         if c.buffer is None or c.row is not None:
             continue
@@ -168,7 +168,7 @@ def update(b: Builder, carries: Sequence[Carry], results: Sequence[Value]) -> No
         if target.is_at(source):
             continue
         if not c.sizes:
-            moving.append((c.buffer, value))
+            moving.append((c, value))
             continue
         extents = {i: b.let(b.extent(value.shape[i])) for i in c.sizes}
         if _stays(source, named):
@@ -250,15 +250,16 @@ def _store_rows(b: Builder, rows: Sequence[tuple[Value, Buffer, int]]) -> None:
         b.statements += remaining
 
 
-def _move(b: Builder, moving: Sequence[tuple[Buffer, Value]]) -> None:
+def _move(b: Builder, moving: Sequence[tuple[Carry, Value]]) -> None:
     """Give buffers new values in parallel, by swaps of memory where possible."""
-    sources = {buffer: b.place(value) for buffer, value in moving}
+    sources = {c.buffer: b.place(value) for c, value in moving if c.buffer}
     read = [p.buffer for p in sources.values() if isinstance(p, Stored)]
     swaps: list[tuple[Buffer, Buffer]] = []
     taken: set[Buffer] = set()
     copies: list[tuple[Buffer, Buffer]] = []
-    for buffer, value in moving:
-        source = sources[buffer]
+    for c, value in moving:
+        assert c.buffer is not None
+        buffer, source = c.buffer, sources[c.buffer]
         fits = _may_swap(b, buffer, sources, value)
         if isinstance(source, Stored) and fits and source.buffer not in taken:
             swaps.append((buffer, source.buffer))
@@ -267,8 +268,10 @@ def _move(b: Builder, moving: Sequence[tuple[Buffer, Value]]) -> None:
         if buffer not in read:
             b.fill(value, Stored(value.type, buffer))
             continue
-        fresh = b.temporary(value.type, "next")
-        b.fill(value, Stored(value.type, fresh))
+        # The types of the value and of the carry may name equal sizes differently: only
+        # memory of the type of the carry may take its place.
+        fresh = b.temporary(c.type, "next")
+        b.fill(value, Stored(c.type, fresh))
         (swaps if buffer.space == "arena" else copies).append((buffer, fresh))
     # By buffer, where its contents are now, and whose contents it holds.
     now = {x: x for pair in swaps for x in pair}
