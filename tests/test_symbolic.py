@@ -1,9 +1,10 @@
 """Symbolic numbers: what is known, what is asked, what is recorded."""
 
+import itertools
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -520,6 +521,18 @@ def test_guards_that_are_left_out_follow_in_the_order_of_the_others() -> None:
     for guard in env.guards.simplified().guards:
         facts.learn(guard.holds)
     assert [facts.decide(guard.holds) for guard in env.guards.guards] == [True] * 4
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_numbers_follow_from_facts_in_any_order(order: Sequence[int]) -> None:
+    """`s` is replaced by `n - min(1, n)` first, or found to be 4 first."""
+    env = ShapeEnv()
+    n, s, m = env.backed("n", 5), env.backed("s", 4), env.backed("m", 5)
+    conditions = (sym_min(1, n) + s == n, s * m == 20, s == 4)
+    for k in order:
+        assert bool(conditions[k])
+    decided = [n == 5, s == 4, m == 5, 4 * m == 20]
+    assert all(x is True for x in decided), decided  # and no condition
 
 
 def test_a_symbol_with_one_value_left_is_that_number(env: ShapeEnv) -> None:

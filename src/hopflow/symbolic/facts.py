@@ -148,12 +148,14 @@ class Facts:
             return
         self._settled[condition] = True
         self._settled[~condition] = False
+        symbols = dict.fromkeys(condition.symbols)
         if condition.op in _INTEGERS:
             reduced = relation(condition.op, self.canonical(difference_of(condition)))
             if isinstance(reduced, SymBool):
                 self._learn(reduced)
+                symbols |= dict.fromkeys(reduced.symbols)
         self._changed()
-        for symbol in condition.symbols:
+        for symbol in symbols:
             self._take_number(symbol)
 
     def _take_number(self, symbol: Symbol) -> None:
