@@ -535,6 +535,21 @@ def test_numbers_follow_from_facts_in_any_order(order: Sequence[int]) -> None:
     assert all(x is True for x in decided), decided  # and no condition
 
 
+@pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
+def test_products_are_divided_by_what_is_known_to_be_positive_later(
+    order: Sequence[int],
+) -> None:
+    env = ShapeEnv()
+    x, y, n, m = (
+        env.backed(name, k) for name, k in zip("xynm", (1, 2, 4, 3), strict=True)
+    )
+    conditions = (x * y == y, x * y * 6 == n * m, n == 4, m == 3)
+    for k in order:
+        assert bool(conditions[k])
+    decided = [x == 1, y == 2]
+    assert all(answer is True for answer in decided), decided
+
+
 def test_a_symbol_with_one_value_left_is_that_number(env: ShapeEnv) -> None:
     x, n, m = env.backed("x", 2), env.backed("n", 3), env.backed("m", 3)
     asked: list[Any] = [x == 2, n == m]

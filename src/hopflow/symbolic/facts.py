@@ -53,6 +53,7 @@ class Facts:
         self._seniority = seniority
         self._ranges: dict[Terms, ValueRange] = {}
         self._excluded: dict[Terms, set[int]] = {}
+        self._products: dict[Terms, None] = {}  # with a factor that is not positive yet
         self._settled: dict[SymBool, bool] = {}
         # Factors depend on the expression alone, not on facts, so sympy is asked only
         # once.
@@ -117,7 +118,7 @@ class Facts:
         shared: Monomial = ()
         for factor in terms[0][0]:
             longer = (*shared, factor)
-            if all(without(m, longer) is not None for m, _ in terms) and (
+            if _divides(longer, terms) and (
                 self._bounds.range(of_factor(factor)).low > 0
             ):
                 shared = longer
@@ -157,6 +158,23 @@ class Facts:
         self._changed()
         for symbol in symbols:
             self._take_number(symbol)
+        while any(map(self._divide, [*self._products])):
+            self._changed()
+
+    def _divide(self, product: Terms) -> bool:
+        """Learn what follows from the range of a product if a factor of it is positive
+        by now: of `x*y == y`, that `x` is 1. Return whether it is."""
+        range_ = self._ranges.get(product)
+        if range_ is None:  # a symbol of it was replaced
+            del self._products[product]
+            return False
+        ends = self._ends(product, range_)
+        divided = [rest for x in ends if isinstance(rest := self._divided(x), SymBool)]
+        if divided:
+            del self._products[product]
+        for rest in divided:
+            self._learn(rest)
+        return bool(divided)
 
     def _take_number(self, symbol: Symbol) -> None:
         """Replace a symbol by the only number that the facts allow: of `min(1, x)` and
@@ -174,9 +192,11 @@ class Facts:
 
     def _learn(self, condition: SymBool) -> None:
         rest = self._divided(condition)
+        terms, k = condition.args
         if isinstance(rest, SymBool):
             self._learn(rest)
-        terms, k = condition.args
+        elif k == 0 and len(terms) > 1 and _has_shared_factor(terms):
+            self._products[terms] = None
         if condition.op == "!=":
             self._excluded.setdefault(terms, set()).add(k)
             return
@@ -195,11 +215,17 @@ class Facts:
             self._solve(plus_constant(terms, -int(after.low)))
 
     def _bound(self, terms: Terms, range_: ValueRange) -> None:
-        for op, end in ((">=", range_.low), ("<=", range_.high)):
-            if end not in (inf, -inf):
-                fact = relation(op, plus_constant(terms, -int(end)))
-                if isinstance(fact, SymBool):
-                    self._learn(fact)
+        for fact in self._ends(terms, range_):
+            self._learn(fact)
+
+    def _ends(self, terms: Terms, range_: ValueRange) -> list[SymBool]:
+        """Return the conditions that together are a range."""
+        ends = [
+            relation(op, plus_constant(terms, -int(end)))
+            for op, end in ((">=", range_.low), ("<=", range_.high))
+            if end not in (inf, -inf)
+        ]
+        return [fact for fact in ends if isinstance(fact, SymBool)]
 
     def _derive(self, terms: Terms, range_: ValueRange) -> None:
         """Learn the facts on arguments that follow from one on the result."""
@@ -253,6 +279,14 @@ class Facts:
                 fact = relation("!=", plus_constant(new, -number))
                 if isinstance(fact, SymBool):
                     self._learn(fact)
+
+
+def _divides(monomial: Monomial, terms: Terms) -> bool:
+    return all(without(m, monomial) is not None for m, _ in terms)
+
+
+def _has_shared_factor(terms: Terms) -> bool:
+    return any(_divides((factor,), terms) for factor in terms[0][0])
 
 
 def _occurrences(terms: Terms, symbol: Symbol) -> int:
