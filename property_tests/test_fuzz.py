@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from property_tests.trees import steps_of
 
 from hopflow.agreement import Expected
 from hopflow.testing import fuzz
@@ -31,7 +32,7 @@ def test_a_campaign_keeps_the_first_program_of_each_rule(tmp_path: Path) -> None
     assert summary["seeds"] == [5, 7]
     assert not campaign.failures
     for operator, rule in campaign.coverage:
-        text = (tmp_path / "corpus" / f"{operator}-{rule}.json").read_text()
+        text = (tmp_path / "corpus" / f"{operator}-{rule}.py").read_text()
         assert operator in from_text(text).operations
 
 
@@ -60,10 +61,8 @@ def test_what_failed_is_kept_as_a_script_that_fails(
     assert ended.returncode == 0, ended.stderr  # there is no fault in this process
     with pytest.raises(Disagreement):
         runpy.run_path(str(script))
-    assert (
-        "invoke_subgraph"
-        in from_text(script.with_suffix(".json").read_text()).operations
-    )
+    kept = script.with_name(script.name.removeprefix("check_"))
+    assert "invoke_subgraph" in from_text(kept.read_text()).operations
 
 
 def test_another_campaign_leaves_what_is_kept_as_it_is(tmp_path: Path) -> None:
@@ -94,7 +93,7 @@ def test_the_script_of_a_failure_compares_again_what_failed(
     label: str, wanted: str, tmp_path: Path
 ) -> None:
     kind, given = KINDS["smooth"], [Argument("x0", np.ones(3))]
-    program = record(kind, [("map", (0, 0, 0, 0), [])], given)
+    program = record(kind, steps_of([("map", (0, 0, 0, 0), [])]), given)
     campaign = Campaign(tmp_path)
     campaign.failed(Disagreement(program, label, "it is wrong"), ("vmap", "grad"))
     [script] = campaign.failures.values()
@@ -117,7 +116,7 @@ def test_a_failure_that_is_being_made_small_outlives_ctrl_c(
     monkeypatch.setattr(fuzz, "check", wrong)
     with pytest.raises(KeyboardInterrupt):
         run(Limit(programs=20), 0, tmp_path, rounds=QUICK)
-    [kept] = (tmp_path / "failures").glob("*.json")
+    [kept] = (tmp_path / "failures").glob("debug*.py")
     assert from_text(kept.read_text()).script() == shown[3].script()
     assert (
         "debug: a fault"
@@ -141,7 +140,8 @@ def test_what_fails_before_anything_is_compared_is_kept_and_does_not_end_it(
     [(what, path)] = campaign.failures.items()
     assert what == f"{where}: KeyError: 'a fault'"
     assert (path.suffix == ".py") == (where == "reference")
-    told = path.with_suffix(".txt").read_text()
+    name = path.stem.removeprefix("check_")
+    told = path.with_name(f"{name}.txt").read_text()
     assert "in broken" in told
     assert "seed 3" in told
 
@@ -151,7 +151,7 @@ def test_a_derivative_exercises_operators_of_floats_alone(
     dtype: str, count: int, tmp_path: Path
 ) -> None:
     kind, given = KINDS["smooth"], [Argument("x0", np.ones(3, dtype))]
-    program = record(kind, [("map", (0, 0, 0, 0), [])], given)
+    program = record(kind, steps_of([("map", (0, 0, 0, 0), [])]), given)
     campaign = Campaign(tmp_path)
     campaign.note("quick", program, Report(agreed=["debug", "jit of grad"]))
     assert campaign.coverage["map", "debug"] == 1

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from property_tests.trees import steps_of
 
 from hopflow.testing.aliasing import ALIASING_OPERATIONS, ALIASING_OPERATORS
 from hopflow.testing.checks import check
@@ -89,7 +90,7 @@ def test_each_step_means_the_same_everywhere(
     body = [[("add", (0, 1, 0, 0))]] * (name in ALIASING_OPERATORS)
     for k in range(6):
         numbers = (k, (5 * k + 1) % 12, (7 * k + 2) % 12, k)
-        program = record(pool, [(name, numbers, *body)], given)
+        program = record(pool, steps_of([(name, numbers, *body)]), given)
         check(program, ["debug", "eager", "jit", "dynamic"])
 
 

@@ -53,7 +53,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_fault_is_found_by_its_finder(name: str) -> None:
     mutant = MUTANTS[name]
-    finder = from_text((FINDERS / f"{name.replace(' ', '_')}.json").read_text())
+    finder = from_text((FINDERS / f"{name.replace(' ', '_')}.txt").read_text())
     with mutant.planted(), pytest.raises(Disagreement):
         check(finder, mutant.executions, mutant.transforms)
     report = check(finder, mutant.executions, mutant.transforms)
@@ -64,7 +64,7 @@ def test_a_planted_fault_is_found_by_its_finder(name: str) -> None:
 @pytest.mark.parametrize("name", ["wrong transpose", "unsummed broadcast"])
 def test_a_fault_of_all_derivatives_is_found_by_differences(name: str) -> None:
     mutant = MUTANTS[name]
-    finder = from_text((FINDERS / f"{name.replace(' ', '_')}.json").read_text())
+    finder = from_text((FINDERS / f"{name.replace(' ', '_')}.txt").read_text())
     with (
         mutant.planted(),
         pytest.raises(Disagreement, match="differences of grad: derivative 0 is"),

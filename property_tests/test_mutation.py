@@ -1,6 +1,6 @@
 """Bodies that write, alias and close over mean the same however they are run.
 
-A program is a tree of numbers (`testing.strategies.steps`): what a step does is decided
+A program is a tree of numbers (`trees`): what a step does is decided
 while it runs. All of it is linear in the arguments, and of values that stay small: so
 its derivative is a difference, and debug mode is the judge of that too.
 """
@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from property_tests.trees import trees
 
 import hopflow
 from hopflow.errors import DerivativeError
 from hopflow.testing.executions import EXECUTIONS, run_debug, run_dynamic, run_symbolic
-from hopflow.testing.strategies import steps
 
 hf: Any = hopflow
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
@@ -305,7 +305,7 @@ def program(body: Body, outer: Any) -> Callable[..., Any]:
     return f
 
 
-programs = steps(["view", "read", "write", "write"], 3, 4, list(OPERATORS))
+programs = trees(["view", "read", "write", "write"], 3, 4, list(OPERATORS))
 
 
 # --- properties -----------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_a_cliff_is_found_and_filed_by_its_cause(
     found = json.loads((tmp_path / "speed.json").read_text())
     assert found["cliffs"] == search.cliffs
     assert found["measured"] == len(search.ratios)
-    [kept] = (tmp_path / "cliffs").glob("*.json")
+    [kept] = (tmp_path / "cliffs").glob("*.py")
     assert operation in from_text(kept.read_text()).operations
     assert cause in search.summary()
 
@@ -64,7 +64,7 @@ def test_a_cliff_that_is_fast_at_last_is_filed_as_it_was(tmp_path: Path) -> None
     assert not search.campaign.failures
     [cause] = search.cliffs
     assert "argmin" in cause
-    assert len(list((tmp_path / "cliffs").glob("*.json"))) == 1
+    assert len(list((tmp_path / "cliffs").glob("*.py"))) == 1
 
 
 def test_what_is_as_fast_is_no_cliff(tmp_path: Path) -> None:

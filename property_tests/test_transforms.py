@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from property_tests.trees import Tree, steps_of, trees
 
 import hopflow
 from hopflow import pytree
@@ -20,9 +21,7 @@ from hopflow.errors import MutationError
 from hopflow.testing.arithmetic import Smooth
 from hopflow.testing.executions import agree, interpreted, run_debug
 from hopflow.testing.libraries import HOPFLOW, Library, jax_library
-from hopflow.testing.programs import Step, run
 from hopflow.testing.requires import load
-from hopflow.testing.strategies import steps
 
 hf: Any = hopflow
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
@@ -48,21 +47,21 @@ class Wide(Smooth):
         return self.m.astype(x, self.m.float64)
 
 
-programs = steps([*Smooth.operations], depth=3, most=4)
+programs = trees([*Smooth.operations], depth=3, most=4)
 # JAX runs both branches under `vmap`, and has no writes.
-in_jax_too = steps(
+in_jax_too = trees(
     [name for name in Smooth.operations if name not in ("guarded", "write")],
     depth=3,
     most=4,
 )
 
 
-def program(body: Sequence[Step], lib: Library = HOPFLOW) -> Function:
+def program(body: Tree, lib: Library = HOPFLOW) -> Function:
     """A function of `FLOATS` and `OTHERS` that returns its newest floats."""
 
     def f(*args: Any) -> Any:
         p = Wide([*args[3:], *args[:3]], lib=lib)
-        run(p, body)
+        steps_of(body)(p)
         floats = [v for v in p.values if v.dtype.kind == "f"]
         return {"newest": floats[-1], "more": tuple(floats[-4:-1])}
 

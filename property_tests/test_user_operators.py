@@ -218,7 +218,7 @@ def test_a_text_without_its_operators_is_refused() -> None:
 
 def test_a_text_that_calls_one_otherwise_is_refused() -> None:
     program = first(lambda p: "own_repeat" in p.operations, depth=1)
-    text = to_text(program).replace('"own_repeat"', '"own_blend"')
+    text = to_text(program).replace("= own_repeat(", "= own_blend(")
     with pytest.raises(ProgramFormatError, match="a wrong call of own_blend"):
         from_text(text, OWN)
 

@@ -9,7 +9,7 @@ base was written; and the carries of a loop are computed from each other.
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from hopflow.testing.programs import Operation, Pool, Step, index_into, run, view
+from hopflow.testing.programs import Operation, Pool, Steps, index_into, view
 
 ALIASING_SHAPES: Final = (
     *((5,), (8,), (17,), (23,), (40,), (6, 5), (5, 6), (3, 12), (2, 3, 4), (7, 1, 5)),
@@ -281,7 +281,7 @@ EXCHANGES: Final = [
 ]
 
 
-def _exchange(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _exchange(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     """A `fori_loop`, `while_loop` or `scan` whose carries exchange their values."""
     first = p.array(ns[0])
     if first.ndim == 0:
@@ -293,7 +293,7 @@ def _exchange(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
         initial.append(p.like(ns[1] + k, lambda v: _one_type(v, first)))
 
     def following(child: Pool, *carry: Any) -> tuple[Any, ...]:
-        run(child, body)
+        body(child)
         value = child.fitted(child.pick(ns[1]), carry[0])
         return exchange.next(child, value, child.integer(0), *carry)
 
@@ -360,7 +360,7 @@ def _exchange_in_scan(
 # --- branches of which one changes nothing --------------------------------------------
 
 
-def _either(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _either(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     """Two arrays, which one branch updates or swaps, and the other leaves unchanged."""
     x = p.array(ns[1])
     if x.ndim == 0:
@@ -372,7 +372,7 @@ def _either(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 
     def changed() -> Any:
         child = p.child()
-        run(child, body)
+        body(child)
         value, i = child.fitted(child.pick(ns[0]), x), child.integer(ns[0])
         match ns[2] % 4:
             case 0:

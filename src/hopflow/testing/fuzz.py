@@ -1,7 +1,8 @@
 """`hopflow fuzz`: draw programs for some time, and compare all their executions.
 
-A failing program is saved as a script and as a text for `from_text`; so is, in a
-corpus, the first program that exercises each rule of an operator.
+A failing program is saved as its script, which `from_text` reads, with a script that
+repeats the failed comparison; so is, in a corpus, the first program that exercises each
+rule of an operator.
 """
 
 import itertools
@@ -60,7 +61,7 @@ def _cells(program: Program, labels: Collection[str]) -> Iterator[tuple[str, str
 
 
 def _recheck(error: Disagreement, transforms: Sequence[str]) -> str:
-    """Return the end of a script, which repeats the failed comparison."""
+    """Return a script that repeats the failed comparison."""
     name, _, transform = error.execution.partition(" of ")
     if name != "reference":  # the reference of any transform of the round
         transforms = [transform or "value"]
@@ -69,8 +70,7 @@ def _recheck(error: Disagreement, transforms: Sequence[str]) -> str:
     return RECHECK.format(text=text, executions=executions, transforms=list(transforms))
 
 
-RECHECK: Final = """
-# The failed comparison, with the program as a text:
+RECHECK: Final = """\
 from hopflow.testing import check, from_text
 
 text = r'''{text}'''
@@ -246,16 +246,15 @@ class Campaign:
         path = self._path("failures", name, ".txt")
         path.write_text("".join(traceback.format_exception(error)))
         if isinstance(error, Disagreement):
-            path = self.keep(
-                "failures", name, error.program, _recheck(error, transforms)
-            )
+            self.keep("failures", name, error.program)
+            path = self._path("failures", f"check_{name}", ".py")
+            path.write_text(_recheck(error, transforms))
         self.failures[key] = path
 
-    def keep(self, folder: str, name: str, program: Program, more: str = "") -> Path:
-        """Save a program in a folder, as a script and as a text."""
+    def keep(self, folder: str, name: str, program: Program) -> Path:
+        """Save the text of a program in a folder."""
         path = self._path(folder, name, ".py")
-        path.write_text(program.script() + more)
-        path.with_suffix(".json").write_text(to_text(program))
+        path.write_text(to_text(program))
         return path
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:

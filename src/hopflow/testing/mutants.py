@@ -356,8 +356,11 @@ def _other_length() -> Patches:
     right = coalesce._one_loop
 
     def one_loop(nest: Sequence[For], target: Any) -> For:
-        """Divide positions by the extent of the loop around the innermost one."""
+        """Divide positions by the extent of the loop around the innermost one, if it is
+        the longer one: all positions are within the array then."""
         *outer, innermost = nest
+        if outer[-1].extent.attr <= innermost.extent.attr:
+            return right(nest, target)
         extent = reduce(e.mul, [loop.extent for loop in nest])
         shifted = [*outer, replace(innermost, extent=outer[-1].extent)]
         return replace(right(shifted, target), extent=extent)
@@ -798,7 +801,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
         options={
             "size": 3,
             "depth": 1,
-            "weights": {"flat": 16, "cond": 12, "switch": 12},
+            "operators": ["map", "cond"],
+            "weights": {"flat": 8, "map": 3},
         },
     ),
     "wrong promotion": Mutant(

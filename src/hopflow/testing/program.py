@@ -167,18 +167,23 @@ class Program:
         return "\n".join(_function(self.main, infix)) + "\n"
 
     def script(self) -> str:
-        """Return a script that runs the program compiled and in debug mode."""
+        """Return a script that runs the program compiled and in debug mode.
+
+        It is also the text of the program, which `testing.from_text` reads.
+        """
+        flags = [word for word in ("exact", "signed") if getattr(self, word)]
         definitions = [f"{a.name} = {_array(a.value)}" for a in self.arguments]
         names = ", ".join(a.name for a in self.arguments)
         call = f"{self.main.name}({names})"
         function = self.source(infix=True)
         return "\n".join(
             [
+                f"# A program of hopflow{': ' * bool(flags)}{', '.join(flags)}",
                 *["import math", ""] * ("math." in function),
                 "import numpy as np",
                 "",
                 "import hopflow as hf",
-                *(_import(operator) for operator in self.operators.values()),
+                *(_import(self.operators[name]) for name in sorted(self.operators)),
                 "",
                 *definitions,
                 "",
@@ -261,11 +266,7 @@ def _function(body: Body, infix: bool) -> list[str]:
         for function in bodies(statement):
             inner += _function(function, infix)
         inner += _statement(statement, infix)
-    result = expression(body.result)
-    if inner and inner[-1].startswith(assignment := f"{result} = "):
-        inner.append(f"return {inner.pop().removeprefix(assignment)}")
-    else:
-        inner.append(f"return {result}")
+    inner.append(f"return {expression(body.result)}")
     return [*lines, *textwrap.indent("\n".join(inner), "    ").split("\n")]
 
 

@@ -1,28 +1,28 @@
-"""Serialization of programs as text (JSON), which is safe to read from any source.
+"""Programs as text, which is safe to read from any source.
 
-A text is validated completely before any of it can run: operations and options belong
-to fixed sets, names are defined before use, and no strings other than names get into
-the code.
+The text of a program is its script. It is parsed, and never run, by `from_text`:
+operations and options belong to fixed sets, names are defined before use, and the
+program must print as the text that was read, so that a text has no other parts.
 """
 
-import json
+import ast
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from hopflow import pytree
-from hopflow.dtypes import DType, as_dtype
+from hopflow.dtypes import as_dtype
 from hopflow.errors import HopflowError, ProgramFormatError
 from hopflow.hops.reverse_modes import Checkpoint
 from hopflow.hops.while_loop import REVERSE_MODES
 from hopflow.testing.program import (
     FUNCTIONS,
+    INFIX,
     OPERATORS,
-    SIZE_OPERATORS,
-    SPECIAL,
     Argument,
     Body,
     ComputedSize,
@@ -30,12 +30,14 @@ from hopflow.testing.program import (
     Program,
     Size,
     Statement,
-    repeated_values,
+    Tree,
 )
 from hopflow.testing.user_operators import UserOperator, as_user_operator
 from hopflow.trace.dims import Dim
 
-VERSION: Final = 1
+Node: TypeAlias = Any
+"""A node of a syntax tree, of any type: what it lacks is an error of the text."""
+
 LONGEST: Final = 1 << 24
 """The most characters of a text."""
 LARGEST: Final = 1_000_000
@@ -52,89 +54,36 @@ OPTIONS: Final = frozenset(
     """axes axis batch_size constant_values copy descending dilation dtype dynamic_carry
     groups include_initial k max_steps padding reverse stride until""".split()
 ) | frozenset(WORDS)
-TOO_DEEP: Final = "its parts nest too deeply"
+BINARY: Final[dict[type[ast.AST], str]] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+    ast.MatMult: "@",
+    ast.Lt: "<",
+    ast.Gt: ">",
+    ast.Eq: "==",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+}
+OPERATIONS: Final = {symbol: name for name, symbol in INFIX.items()}
+LENGTHS: Final = ("+", "-", "*", "//", "%", "**", "/")
+"""The binary operators of sizes."""
+RULES: Final = {"defjvp": "custom_jvp", "defvjp": "custom_vjp"}
+TYPES: Final = re.compile(r"  # (\w+\[[\d, ]*\](?:, \w+\[[\d, ]*\])*)")
+CONSTANTS: Final = (type(None), bool, int, float, type(...))
 NAME: Final = re.compile(r"[a-z]+\d+")
-RESULTS: Final = {"set": 0, "subtract_from": 0}
-"""The operations without results."""
+WHOLE: Final = "result_of_"
+"""What begins the name of a result that is a tree."""
 
 
 def to_text(program: Program) -> str:
-    """Return a program as text, for `from_text`."""
-    tree = {
-        "hopflow program": VERSION,
-        "exact": program.exact,
-        **({"signed": True} if program.signed else {}),
-        "arguments": [_argument(a) for a in program.arguments],
-        "main": _body(program.main),
-    }
-    return json.dumps(tree, indent=1)
-
-
-def _argument(a: Argument) -> dict[str, Any]:
-    """Return an argument as JSON; a large one that repeats a few values has only
-    those."""
-    repeated = repeated_values(a.value)
-    values = a.value.ravel() if repeated is None else repeated
-    return {
-        "name": a.name,
-        "dtype": as_dtype(a.value.dtype).name,
-        "shape": list(a.value.shape),
-        "values": values.astype(_listed(a.value.dtype)).tolist(),
-    }
-
-
-def _listed(dtype: Any) -> Any:
-    """Return the dtype whose elements convert exactly to Python numbers."""
-    return np.float64 if as_dtype(dtype).is_float else dtype
-
-
-def _body(body: Body) -> dict[str, Any]:
-    return {
-        "name": body.name,
-        "parameters": [_part(p) for p in body.parameters],
-        "statements": [_statement(s) for s in body.statements],
-        "result": _part(body.result),
-    }
-
-
-def _statement(s: Statement) -> dict[str, Any]:
-    return {
-        "target": _part(s.target),
-        "operation": s.operation,
-        "args": [_part(a) for a in s.args],
-        "options": {k: _part(v) for k, v in s.options.items()},
-        "types": list(s.types),
-    }
-
-
-def _part(x: Any) -> Any:
-    match x:
-        case Name():
-            return {"name": x.name}
-        case Size(of, axis):
-            return {"shape": of, "axis": axis}
-        case ComputedSize(operator, operands):
-            return {"computed": operator, "of": [_part(e) for e in operands]}
-        case Body():
-            return {"body": _body(x)}
-        case DType():
-            return {"dtype": x.name}
-        case tuple():
-            return {"tuple": [_part(e) for e in x]}
-        case list():
-            return [_part(e) for e in x]
-        case dict():
-            return {"dict": [[k, _part(v)] for k, v in x.items()]}
-        case slice():
-            return {"slice": [_part(e) for e in (x.start, x.stop, x.step)]}
-        case Checkpoint(count):
-            return {"checkpoint": count}
-        case Dim():
-            return {"dim": x.name}
-    return {"ellipsis": True} if x is ... else x
-
-
-# --- reading --------------------------------------------------------------------------
+    """Return a program as text, for `from_text`: its script."""
+    return program.script()
 
 
 def from_text(text: str, operators: Sequence[Any] = ()) -> Program:
@@ -151,13 +100,22 @@ def from_text(text: str, operators: Sequence[Any] = ()) -> Program:
     by_name = {x.name: x for x in map(as_user_operator, operators)}
     try:
         _need(len(text) <= LONGEST, f"it has more than {LONGEST} characters")
-        return _Reader(by_name).program(json.loads(text))
+        program = _Reader(text, by_name).program(ast.parse(text))
+        printed = program.script()
     except ProgramFormatError:
         raise
-    except RecursionError:
-        raise _wrong(TOO_DEEP) from None
-    except (ValueError, TypeError, KeyError, OverflowError, HopflowError) as error:
+    except (RecursionError, MemoryError):
+        raise _wrong("its parts nest too deeply") from None
+    except (
+        *(SyntaxError, ValueError, TypeError, KeyError, OverflowError),
+        *(AttributeError, IndexError, HopflowError),
+    ) as error:
         raise _wrong(f"{type(error).__name__}: {error}") from None
+    pairs = zip(printed.split("\n"), text.split("\n"), strict=False)
+    for k, (expected, found) in enumerate(pairs):
+        _need(expected == found, f"line {k + 1} must be {expected[:200]!r}")
+    _need(printed == text, "its end is not that of a script")
+    return program
 
 
 def _wrong(fault: str) -> ProgramFormatError:
@@ -173,195 +131,365 @@ def _need(holds: bool, fault: str) -> None:
 
 
 class _Reader:
-    """Reads a program.
+    """Reads the syntax tree of a script.
 
-    used      the users' operators that it has
-    visible   the names that are in scope, in the order of their definitions
-    defined   all names that were defined so far
-    depth     the nesting of the current part
+    Parts that it skips, such as imports, are those that all scripts have: the caller
+    compares the script of the program that is read with the text.
+
+    lines       the lines of the text, of which comments are read
+    used        the users' operators that it has
+    visible     the names that are in scope, in the order of their definitions
+    defined     all names that were defined so far
+    functions   the functions that no statement has used so far, by name
+    custom      the rule of a function with one, and the function, by name
+    depth       the nesting of the current part
     """
 
-    def __init__(self, operators: Mapping[str, UserOperator]) -> None:
+    def __init__(self, text: str, operators: Mapping[str, UserOperator]) -> None:
+        self.lines = text.split("\n")
         self.operators = operators
         self.used: dict[str, UserOperator] = {}
         self.visible: dict[str, None] = {}
         self.defined: set[str] = set()
+        self.functions: dict[str, Body] = {}
+        self.custom: dict[str, tuple[str, Body | Name]] = {}
         self.depth = 0
 
-    def program(self, tree: Any) -> Program:
-        signed = type(tree) is dict and tree.pop("signed", False)
-        _need(type(signed) is bool, "`signed` is no bool")
-        _keys(tree, "hopflow program", "exact", "arguments", "main")
-        _need(tree["hopflow program"] == VERSION, f"its version is not {VERSION}")
-        _need(type(tree["exact"]) is bool, "`exact` is no bool")
-        arguments = tuple(self.argument(a) for a in _list(tree["arguments"]))
-        main = self.body(tree["main"], main=True)
-        names = tuple(Name(a.name) for a in arguments)
-        _need(main.parameters == names, "its parameters are not its arguments")
-        return Program(arguments, main, tree["exact"], signed, self.used)
+    def program(self, module: Node) -> Program:
+        flags = re.findall(r"\w+", self.lines[0].removeprefix("# A program of hopflow"))
+        nodes = {type(node): node for node in module.body}
+        assignments = [n for n in module.body if isinstance(n, ast.Assign)]
+        arguments = tuple(self.argument(n) for n in assignments)
+        _need(ast.FunctionDef in nodes, "it has no function `program`")
+        main = self.body(nodes[ast.FunctionDef], main=True)
+        return Program(
+            arguments, main, "exact" in flags, "signed" in flags, dict(self.used)
+        )
 
-    def argument(self, tree: Any) -> Argument:
-        _keys(tree, "name", "dtype", "shape", "values")
-        shape = _list(tree["shape"])
-        _need(all(type(n) is int and n >= 0 for n in shape), "a shape is no shape")
+    # Arguments.
+
+    def argument(self, node: Node) -> Argument:
+        """Read `x0 = hf.asarray(np.array([1, 2], "int64"))`."""
+        [target], call = node.targets, _call(node.value, "asarray")
+        options = {k.arg: k.value for k in call.keywords}
+        array = self.array(call.args[0])
+        if "dtype" in options:
+            array = array.astype(as_dtype(self.dtype(options["dtype"])).dtype)
+        return Argument(_name(_id(target)), array)
+
+    def array(self, node: Node) -> np.ndarray[Any, Any]:
+        """Read `np.array(...)`, reshaped if it is empty, or repeated."""
+        call = _call(node, "array", "resize", "reshape")
+        if call.func.attr == "array":
+            values, dtype = call.args
+            return _array(_literal(values), as_dtype(ast.literal_eval(dtype)))
+        repeats = call.func.attr == "resize"
+        inner = call.args[0] if repeats else call.func.value
+        parts = call.args[1].elts if repeats else call.args
+        shape = tuple(ast.literal_eval(n) for n in parts)
+        is_shape = all(type(n) is int and n >= 0 for n in shape)
+        _need(is_shape, "a shape is no shape")
         _need(math.prod(shape) <= LARGEST, "an argument is too large")
-        values = _list(tree["values"])
-        count = math.prod(shape)
-        is_repeated = 0 < len(values) < 64 and count > 200
-        _need(is_repeated or len(values) == count, "values do not fit a shape")
-        _need(type(tree["dtype"]) is str, "a dtype is no name")
-        dtype = as_dtype(tree["dtype"])
-        kind = bool if dtype.kind == "b" else float if dtype.is_float else int
-        _need(all(type(v) is kind for v in values), "values do not fit a dtype")
-        value = np.resize(np.array(values, dtype.dtype), shape)
-        return Argument(_name(tree["name"]), value)
+        array = self.array(inner)
+        return np.resize(array, shape) if repeats else array.reshape(shape)
 
-    def body(self, tree: Any, *, main: bool = False) -> Body:
-        _keys(tree, "name", "parameters", "statements", "result")
-        name = tree["name"]
-        _need(name == "program" if main else name == self.new(name), "a wrong name")
-        num_outer = len(self.visible)
-        parameters = tuple(self.target(p) for p in _list(tree["parameters"]))
-        statements = tuple(self.statement(s) for s in _list(tree["statements"]))
-        result = self.part(tree["result"])
-        while len(self.visible) > num_outer:
+    # Functions.
+
+    def body(self, node: Node, *, main: bool = False) -> Body:
+        rest = list(node.body)
+        last = rest.pop()
+        _need(isinstance(last, ast.Return), "a function has no result")
+        _need(not main or node.name == "program", "it has no function `program`")
+        with self.scope("" if main else node.name):
+            parameters = tuple(
+                self.unpacked(rest, a.arg)
+                if a.arg == f"{node.name}_{k}"
+                else Name(self.new(a.arg))
+                for k, a in enumerate(node.args.args)
+            )
+            statements = tuple(self.statements(rest))
+            result = self.part(last.value)
+        return Body(node.name, parameters, statements, result)
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Forget the names that are defined in the function `name`, which has a name
+        itself behind it, unless it is the program."""
+        count, functions = len(self.visible), self.functions
+        self.functions = {}
+        with self.nested():
+            yield
+        while len(self.visible) > count:
             self.visible.popitem()
-        self.visible[name] = None
-        return Body(name, parameters, statements, result)
+        self.functions = functions
+        if name:
+            self.new(name)
 
-    def statement(self, tree: Any) -> Statement:
-        _keys(tree, "target", "operation", "args", "options", "types")
-        operation = tree["operation"]
-        known_operations = FUNCTIONS | OPERATORS | SPECIAL | self.operators.keys()
-        _need(
-            type(operation) is str and operation in known_operations,
-            "it has an unknown operation (of your own ones, give `operators`)",
-        )
-        if operation in self.operators:
-            self.used[operation] = self.operators[operation]
-        args = tuple(self.part(a) for a in _list(tree["args"]))
-        _need(type(tree["options"]) is dict, "options are no object")
-        options = {k: self.option(k, v) for k, v in tree["options"].items()}
-        num_defined = len(self.defined)
-        target = self.target(tree["target"])
-        types = tuple(_list(tree["types"]))
-        # They are printed in comments, and must not contain code.
-        typed = all(
-            type(t) is str and re.fullmatch(r"\w+\[[\d, ]*\]", t) for t in types
-        )
-        _need(typed, "a type is no type")
-        has_none = len(self.defined) == num_defined
-        _need(has_none == (operation in RESULTS), "a target is missing")
-        counts = {"set": 3, "get": 2, "mask": 2, "subtract_from": 2, "uniform": 2}
-        _need(len(args) >= counts.get(operation, 1), "arguments are missing")
-        if operation in ("checkpoint", "custom_jvp", "custom_vjp"):
-            _need(isinstance(args[0], Body | Name), "a function is missing")
-        if operation in self.used:
-            expected = self.used[operation].functions
-            kinds = tuple([isinstance(a, Body) for a in args])
-            _need(kinds == expected and not options, f"a wrong call of {operation}")
-        return Statement(target, operation, args, options, types)
+    def unpacked(self, rest: list[Node], root: str) -> Tree:
+        """Read the tree of names that the next statements assign from parts of the
+        value `root`, and remove these statements."""
+        parts: dict[Any, Any] = {}
+        while rest and (path := _path(rest[0], root)) is not None:
+            [target] = rest.pop(0).targets
+            if not path:
+                return self.target(target)
+            inner = parts
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[path[-1]] = self.target(target)
+        return _tree(parts)
 
-    def option(self, name: str, tree: Any) -> Any:
+    # Statements.
+
+    def statements(self, rest: list[Node]) -> Iterator[Statement]:
+        """Read and remove statements."""
+        while rest:
+            node = rest.pop(0)
+            match node:
+                case ast.FunctionDef():
+                    self.functions[node.name] = self.body(node)
+                case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), rule))):
+                    _need(name in self.custom and rule in RULES, "a rule of nothing")
+                case ast.Assign(
+                    [ast.Name(name)], ast.Call(ast.Attribute(_, rule), [f])
+                ) if rule in RULES.values():
+                    self.custom[name] = rule, self.function(f)
+                case ast.Assign([ast.Subscript(x, index)], value):
+                    row = self.part(x), self.index(index), self.part(value)
+                    yield Statement(None, "set", row)
+                case ast.AugAssign(ast.Subscript(x), ast.Sub(), value):
+                    pair = self.part(x), self.part(value)
+                    yield Statement(None, "subtract_from", pair)
+                case ast.Assign([target], value):
+                    operation, args, options = self.call(value)
+                    root = target.id if isinstance(target, ast.Name) else ""
+                    is_tree = root.startswith(WHOLE)
+                    names = (
+                        self.unpacked(rest, root) if is_tree else self.target(target)
+                    )
+                    types = self.types(node)
+                    yield Statement(names, operation, args, options, types)
+                case _:
+                    raise _wrong(f"line {node.lineno} is no statement of a program")
+
+    def types(self, node: Node) -> tuple[str, ...]:
+        """Read the types in the comment behind a statement."""
+        line = self.lines[(node.end_lineno or 1) - 1].encode()
+        comment = line[node.end_col_offset :].decode()
+        found = TYPES.fullmatch(comment)
+        return tuple(re.findall(r"\w+\[[\d, ]*\]", found[1])) if found else ()
+
+    def call(self, node: Node) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+        """Read the right-hand side of a statement: operation, arguments, options."""
+        match node:
+            case ast.BinOp(left, symbol, right) | ast.Compare(left, [symbol], [right]):
+                operation = OPERATIONS[BINARY[type(symbol)]]
+                return operation, (self.part(left), self.part(right)), {}
+            case ast.Subscript(x, ast.Name() as mask):
+                return "mask", (self.part(x), self.part(mask)), {}
+            case ast.Subscript(x, index):
+                entries = self.index(index)
+                whole = entries if isinstance(entries, tuple) else (entries,)
+                return "get", (self.part(x), whole), {}
+            case ast.Call(ast.Attribute(ast.Attribute(_, "random"), "uniform"), inputs):
+                number, shape = _call(inputs[0], "fold_in").args[1], inputs[1]
+                return "uniform", (self.part(number), self.part(shape)), {}
+            case ast.Call(ast.Call(ast.Attribute(_, "checkpoint")) as wrapped, inputs):
+                f = self.function(wrapped.args[0])
+                options = self.options(wrapped.keywords)
+                return "checkpoint", (f, *map(self.part, inputs)), options
+            case ast.Call(ast.Name(name), inputs) if name in self.custom:
+                rule, f = self.custom.pop(name)
+                return rule, (f, *map(self.part, inputs)), {}
+            case ast.Call(ast.Name(name), inputs):
+                return name, self.operands(name, inputs), {}
+        call = _call(node, *FUNCTIONS, *OPERATORS)
+        args = tuple(map(self.part, call.args))
+        return call.func.attr, args, self.options(call.keywords)
+
+    def operands(self, name: str, nodes: Sequence[Node]) -> tuple[Any, ...]:
+        """Read the arguments of a user's operator."""
+        known = name in self.operators
+        _need(known, "it has an unknown operation (of your own ones, give `operators`)")
+        self.used[name] = self.operators[name]
+        args = tuple(self.part(a) for a in nodes)
+        kinds = tuple(isinstance(a, Body) for a in args)
+        _need(kinds == self.used[name].functions, f"a wrong call of {name}")
+        return args
+
+    def options(self, keywords: Sequence[Node]) -> dict[str, Any]:
+        return {str(k.arg): self.option(str(k.arg), k.value) for k in keywords}
+
+    def option(self, name: str, node: Node) -> Any:
         _need(name in OPTIONS, "an unknown option")
-        if type(tree) is str:
-            _need(tree in WORDS.get(name, ()), f"`{name}` is none of its choices")
-            return tree
-        return self.part(tree)
+        if isinstance(node, ast.Constant) and type(node.value) is str:
+            known = node.value in WORDS.get(name, ())
+            _need(known, f"`{name}` is none of its choices")
+            return node.value
+        return self.part(node)
 
-    def target(self, tree: Any) -> Any:
-        """Read a tree of new names."""
-        names = self.part(tree, self.new)
-        leaves = pytree.flatten(names)[0]
-        _need(all(isinstance(x, Name) for x in leaves), "a target is no name")
-        return names
+    def target(self, node: Node) -> Tree:
+        """Read a new name, or a tuple of these, with `None` for `_`."""
+        if isinstance(node, ast.Tuple):
+            names = [_id(e) for e in node.elts]
+            return tuple(None if x == "_" else Name(self.new(x)) for x in names)
+        return Name(self.new(_id(node)))
 
-    def new(self, name: Any) -> str:
+    def new(self, name: str) -> str:
         """Define a name."""
         _need(_name(name) not in self.defined, "a name is made twice")
         self.defined.add(name)
         self.visible[name] = None
-        return str(name)
+        return name
 
-    def old(self, name: Any) -> str:
-        """Return a name that is in scope."""
-        _need(type(name) is str and name in self.visible, "a name is not made")
-        return str(name)
+    # Parts of statements.
 
-    def part(self, tree: Any, name: Callable[[Any], str] | None = None) -> Any:
-        """Read a part of a statement; `name` checks each name in it."""
+    @contextmanager
+    def nested(self) -> Iterator[None]:
         self.depth += 1
-        _need(self.depth <= DEEPEST, TOO_DEEP)
-        result = self.shallow(tree, name)
+        _need(self.depth <= DEEPEST, "its parts nest too deeply")
+        yield
         self.depth -= 1
-        return result
 
-    def shallow(self, tree: Any, name: Callable[[Any], str] | None) -> Any:
+    def function(self, node: Node) -> Body | Name:
+        function: Body | Name = self.part(node)
+        _need(isinstance(function, Body | Name), "a function is missing")
+        return function
+
+    def index(self, node: Node) -> Any:
+        """Read the index of `x[index]`."""
+        if isinstance(node, ast.Tuple):
+            return tuple(self.entry(e) for e in node.elts)
+        return self.entry(node)
+
+    def entry(self, node: Node) -> Any:
+        if isinstance(node, ast.Slice):
+            ends = (node.lower, node.upper, node.step)
+            return slice(*(None if e is None else self.part(e) for e in ends))
+        return self.part(node)
+
+    def part(self, node: Node) -> Any:
+        """Read a part of a statement."""
+        with self.nested():
+            return self.shallow(node)
+
+    def shallow(self, node: Node) -> Any:
         """Read a part whose depth was checked."""
-        if type(tree) is list:
-            return [self.part(e, name) for e in tree]
-        if type(tree) is not dict:
-            _need(type(tree) in (type(None), bool, int, float), "text is no value")
-            return tree
-        match tree:
-            case {"name": value}:
-                return Name((name or self.old)(value))
-            case {"tuple": parts}:
-                return tuple(self.part(e, name) for e in _list(parts))
-            case {"dict": pairs}:
-                value = {_key(k): self.part(v, name) for k, v in _list(pairs)}
-                _need(len(value) == len(pairs), "a key is there twice")
+        match node:
+            case ast.Constant(value) if type(value) in CONSTANTS:
                 return value
-            case {"shape": of, "axis": axis}:
-                _need(axis is None or type(axis) is int, "an axis is no number")
-                return Size(self.old(of), axis)
-            case {"computed": operator, "of": operands}:
-                return self.computed(operator, operands)
-            case {"body": body}:
-                return self.body(body)
-            case {"dtype": str(dtype)}:
-                return as_dtype(dtype)
-            case {"slice": [start, stop, step]}:
-                ends = [self.part(e) for e in (start, stop, step)]
-                kinds = (int, type(None), Size, ComputedSize)
-                _need(all(type(e) in kinds for e in ends), "a wrong slice")
-                return slice(*ends)
-            case {"ellipsis": True}:
-                return ...
-            case {"checkpoint": count}:
-                return Checkpoint(count)
-            case {"dim": str(dim)}:
-                return Dim(dim)
+            case ast.UnaryOp(ast.USub()):
+                return ast.literal_eval(node)
+            case ast.Name(name) if name in self.functions:
+                return self.functions.pop(name)
+            case ast.Name(name):
+                return Name(self.old(name))
+            case ast.Tuple(parts):
+                return tuple(self.part(e) for e in parts)
+            case ast.List(parts):
+                return [self.part(e) for e in parts]
+            case ast.Dict(keys, values):
+                words = [_key(k) for k in keys]
+                return dict(zip(words, map(self.part, values), strict=True))
+            case ast.Attribute(ast.Name("hf")):
+                return as_dtype(self.dtype(node))
+            case ast.Attribute(ast.Name(of), "shape"):
+                return Size(self.old(of))
+            case ast.Subscript(ast.Attribute(ast.Name(of), "shape"), axis):
+                return Size(self.old(of), ast.literal_eval(axis))
+            case ast.BinOp(left, symbol, right):
+                operator = BINARY[type(symbol)]
+                _need(operator in LENGTHS, "a wrong operator")
+                return ComputedSize(operator, (self.length(left), self.length(right)))
+            case ast.Call(ast.Attribute(ast.Name("math"), "floor"), [operand]):
+                return ComputedSize("floor", (self.length(operand),))
+            case ast.Call(ast.Name("float"), [word]):
+                return float(ast.literal_eval(word))
+            case ast.Call(ast.Attribute(_, "Checkpoint"), [count]):
+                return Checkpoint(ast.literal_eval(count))
+            case ast.Call(ast.Attribute(_, "Dim"), [name]):
+                return Dim(ast.literal_eval(name))
         raise _wrong("a part of a statement is of no known kind")
 
-    def computed(self, operator: Any, operands: Any) -> ComputedSize:
-        """Read arithmetic on lengths."""
-        _need(type(operator) is str and operator in SIZE_OPERATORS, "a wrong operator")
-        parts = tuple(self.part(e) for e in _list(operands))
-        _need(len(parts) == (1 if operator == "floor" else 2), "operands are missing")
-        for e in parts:
-            is_length = isinstance(e, ComputedSize) or (
-                isinstance(e, Size) and e.axis is not None
-            )
-            _need(is_length or type(e) in (int, float), "an operand is no length")
-        return ComputedSize(operator, parts)
+    def length(self, node: Node) -> Any:
+        """Read an operand of arithmetic on lengths."""
+        part = self.part(node)
+        is_length = isinstance(part, ComputedSize) or (
+            isinstance(part, Size) and part.axis is not None
+        )
+        _need(is_length or type(part) in (int, float), "an operand is no length")
+        return part
+
+    def dtype(self, node: Node) -> str:
+        _need(isinstance(node, ast.Attribute), "a dtype is no name")
+        return str(node.attr)
+
+    def old(self, name: str) -> str:
+        """Return a name that is in scope."""
+        _need(name in self.visible, "a name is not made")
+        return name
 
 
-def _keys(tree: Any, *names: str) -> None:
-    _need(isinstance(tree, Mapping) and set(tree) == set(names), f"it lacks {names}")
+def _call(node: Node, *names: str) -> Any:
+    """Return a call of an attribute with one of these names."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    _need(is_call and node.func.attr in names, "it has an unknown operation")
+    return node
 
 
-def _list(tree: Any) -> list[Any]:
-    _need(type(tree) is list, "a list is missing")
-    return list(tree)
+def _path(node: Node, root: str) -> list[Any] | None:
+    """Return the keys `[0, "a"]` of `v1 = root[0]['a']`; None: it is no such part."""
+    value = node.value if isinstance(node, ast.Assign) else None
+    keys: list[Any] = []
+    while isinstance(value, ast.Subscript):
+        keys.append(getattr(value.slice, "value", None))
+        value = value.value
+    is_part = isinstance(value, ast.Name) and value.id == root
+    return keys[::-1] if is_part else None
 
 
-def _name(name: Any) -> str:
-    _need(type(name) is str and bool(NAME.fullmatch(name)), "a name is no name")
-    return str(name)
+def _tree(parts: Any) -> Tree:
+    """Return nested dicts of parts by key as a tree: those by number as tuples."""
+    if not isinstance(parts, dict):
+        return parts
+    inner = {k: _tree(v) for k, v in parts.items()}
+    if any(isinstance(k, str) for k in inner):
+        return inner
+    return tuple(inner.get(k) for k in range(max(inner, default=-1) + 1))
 
 
-def _key(key: Any) -> str | int:
+def _literal(node: Node) -> Any:
+    """Return nested lists of numbers, of which some are not finite."""
+    match node:
+        case ast.List(parts):
+            return [_literal(e) for e in parts]
+        case ast.UnaryOp(ast.USub(), inner):
+            return -_literal(inner)
+        case ast.Attribute(ast.Name("np"), "nan" | "inf" as word):
+            return float(word)
+    return ast.literal_eval(node)
+
+
+def _array(values: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    leaves, _ = pytree.flatten(values)
+    _need(len(leaves) <= LARGEST, "an argument is too large")
+    kind = bool if dtype.kind == "b" else float if dtype.is_float else int
+    _need(all(type(v) is kind for v in leaves), "values do not fit a dtype")
+    return np.array(values, dtype.dtype)
+
+
+def _id(node: Node) -> str:
+    _need(isinstance(node, ast.Name), "a target is missing")
+    return str(node.id)
+
+
+def _name(name: str) -> str:
+    _need(bool(NAME.fullmatch(name)), "a name is no name")
+    return name
+
+
+def _key(node: Node) -> str | int:
+    key = ast.literal_eval(node)
     if type(key) is int:  # an axis
         return key
     _need(type(key) is str and key.isidentifier(), "a key is no word")

@@ -1,7 +1,8 @@
-"""Programs as trees of numbers, which Hypothesis draws, and their interpretation.
+"""Steps of drawn programs: a pool of values, and what computes further ones.
 
-A step is interpreted by the types of the values in the pool when it runs, so that every
-tree, and every part of a tree, is a valid program in hopflow and in JAX.
+What a step does with the numbers that were drawn for it depends on the types of the
+values in the pool, so that all steps, and all sequences of steps, are valid programs in
+hopflow and in JAX.
 """
 
 import math
@@ -17,9 +18,8 @@ from hopflow.testing.libraries import HOPFLOW, LONGEST, Library
 from hopflow.testing.user_operators import UserOperator
 from hopflow.trace.dims import Dim
 
-Step: TypeAlias = tuple[Any, ...]
-"""`(kind, numbers, *bodies)`: the operation or operator (a name, or a `UserOperator`),
-numbers that choose values and variants, and the steps of bodies."""
+Steps: TypeAlias = Callable[["Pool"], None]
+"""Steps that add values to a pool: those of a program, or of a body."""
 
 Operation: TypeAlias = Callable[..., Any]
 """`(pool, a, b, c, d) -> value`."""
@@ -392,24 +392,27 @@ def _trips(p: Pool, a: int, b: int) -> Any:
     return p.m.remainder(p.integer(b), 4) if a % 2 else b % 4
 
 
-def _body(p: Pool, body: Sequence[Step], carry: Any, n: int = 0) -> Any:
+def _body(p: Pool, body: Steps, carry: Any, n: int = 0) -> Any:
     """Run the steps of a body, and return the next carry."""
-    run(p, body)
+    body(p)
     leaves, spec = pytree.flatten(carry)
     fitted = [p.fitted(p.pick(n * (k + 1) + k), x) for k, x in enumerate(leaves)]
     return pytree.unflatten(spec, fitted)
 
 
-def _cond(p: Pool, ns: Sequence[int], *bodies: Sequence[Step]) -> Any:
-    like = p.pick(ns[1])
+def _branches(p: Pool, like: Any, bodies: Sequence[Steps]) -> list[Callable[[], Any]]:
+    """Return functions whose results have the type of `like`."""
+    return [lambda body=body: _body(p.child(), body, like) for body in bodies]  # type: ignore[misc]
 
-    def branch(body: Sequence[Step]) -> Callable[[], Any]:
-        return lambda: _body(p.child(), body, like)
 
-    if len(bodies) == 2 and ns[3] % 2:
-        index = p.integer(ns[0]) - 1
-        return p.lib.switch(index, [branch(b) for b in (*bodies, [])])
-    return p.lib.cond(p.truth(ns[0]), *map(branch, bodies))
+def _cond(p: Pool, ns: Sequence[int], *bodies: Steps) -> Any:
+    return p.lib.cond(p.truth(ns[0]), *_branches(p, p.pick(ns[1]), bodies))
+
+
+def _switch(p: Pool, ns: Sequence[int], *bodies: Steps) -> Any:
+    """A switch, whose last branch has no steps."""
+    branches = _branches(p, p.pick(ns[1]), (*bodies, lambda _: None))
+    return p.lib.switch(p.integer(ns[0]) - 1, branches)
 
 
 def _carry(p: Pool, ns: Sequence[int]) -> tuple[Any, ...]:
@@ -420,7 +423,7 @@ def _carry(p: Pool, ns: Sequence[int]) -> tuple[Any, ...]:
     return (first, *rest, None) if ns[3] == 11 else (first, *rest)
 
 
-def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _fori(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     def step(i: Any, *carry: Any) -> Any:
         # The index of a loop is weak; steps need a strong array.
         child = p.child(p.m.astype(i, p.m.int64), writable=carry)
@@ -429,7 +432,7 @@ def _fori(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     return p.lib.fori(0, _trips(p, ns[2], ns[3]), step, _carry(p, ns))
 
 
-def _while(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _while(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     def test(n: Any, *carry: Any) -> Any:
         more = n > 0
         few = p.total(pytree.flatten(carry)[0][0]) < p.enough
@@ -453,7 +456,7 @@ LOOP_OPTIONS: Final[list[dict[str, Any]]] = [
 ]
 
 
-def _scan(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _scan(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     def step(carry: Any, x: Any) -> Any:
         child = p.child(writable=(carry, x))
         return _body(child, body, carry, ns[0] % 3), (x, child.pick(ns[3]))
@@ -468,10 +471,10 @@ def _scan(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     return p.lib.scan(step, _carry(p, ns), xs, reverse=bool(ns[2] % 2), **options)
 
 
-def _map(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _map(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     def f(x: Any) -> Any:
         child = p.child(writable=x, writes=False)
-        run(child, body)
+        body(child)
         return child.pick(ns[0]), child.pick(ns[2])
 
     xs = p.stack(ns[1])
@@ -479,7 +482,7 @@ def _map(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     return p.lib.map(f, xs, **options) if xs.ndim else xs
 
 
-def _subgraph(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _subgraph(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     """A subgraph that is called once or twice."""
 
     def f(*args: Any) -> Any:
@@ -489,7 +492,7 @@ def _subgraph(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     return p.lib.call(f, *result) if ns[2] % 2 else result
 
 
-def _checkpoint(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _checkpoint(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     def f(*args: Any) -> Any:
         return _body(p.child(args, writes=False), body, args)
 
@@ -498,7 +501,7 @@ def _checkpoint(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 
 
 def _custom(rule: str) -> Callable[..., Any]:
-    def custom(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+    def custom(p: Pool, ns: Sequence[int], body: Steps) -> Any:
         def f(*args: Any) -> Any:  # a rule must not read values from outside
             return _body(type(p)(args, lib=p.lib), body, args)
 
@@ -507,7 +510,7 @@ def _custom(rule: str) -> Callable[..., Any]:
     return custom
 
 
-def _grow(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _grow(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     """A loop whose carry grows."""
     x = p.array(ns[1])
     if x.ndim == 0:
@@ -525,7 +528,7 @@ def _grow(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
     return grown[1], p.bounded(p.m.sum(p.number(grown[2]), axis=0))
 
 
-def _chosen(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
+def _chosen(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     """A loop over rows whose number is known only at run time."""
     x = p.array(ns[1])
     if x.ndim == 0:
@@ -542,7 +545,7 @@ def _chosen(p: Pool, ns: Sequence[int], body: Sequence[Step]) -> Any:
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "cond": _cond,
-    "switch": _cond,
+    "switch": _switch,
     "fori": _fori,
     "while": _while,
     "scan": _scan,
@@ -556,12 +559,10 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def _user(
-    operator: UserOperator, p: Pool, ns: Sequence[int], *bodies: Sequence[Step]
-) -> Any:
+def _user(operator: UserOperator, p: Pool, ns: Sequence[int], *bodies: Steps) -> Any:
     """A user's operator on tensors of one type."""
 
-    def function(body: Sequence[Step]) -> Callable[..., Any]:
+    def function(body: Steps) -> Callable[..., Any]:
         def f(*args: Any) -> Any:
             results = _body(p.child(args, writes=False), body, args, ns[0] % 3)
             return results[0] if len(args) == 1 else results
@@ -575,15 +576,21 @@ def _user(
     return pytree.tree_map(p.bounded, results)
 
 
-def run(p: Pool, body: Sequence[Step]) -> None:
-    """Run steps, which add values to the pool."""
-    for kind, ns, *inner in body:
-        if isinstance(kind, UserOperator):
-            for value in pytree.flatten(_user(kind, p, ns, *inner))[0]:
-                p.add(value)
-            continue
-        if kind in p.operations:
-            p.add(p.operations[kind](p, *ns))
-            continue
-        for value in pytree.flatten(p.operators[kind](p, ns, *inner))[0]:
-            p.add(value)
+def run(
+    p: Pool, kind: str | UserOperator, ns: Sequence[int], bodies: Sequence[Steps]
+) -> None:
+    """Run a step, which adds values to the pool.
+
+    Args:
+        kind: The operation or operator.
+        ns: Four numbers, which choose values and variants.
+        bodies: The bodies of the operator.
+    """
+    if isinstance(kind, UserOperator):
+        results = _user(kind, p, ns, *bodies)
+    elif kind in p.operations:
+        results = p.operations[kind](p, *ns)
+    else:
+        results = p.operators[kind](p, ns, *bodies)
+    for value in pytree.flatten(results)[0]:
+        p.add(value)

@@ -1,7 +1,7 @@
-"""Recording of trees of numbers as typed programs: `record(pool, steps, arguments)`.
+"""Recording of steps as a typed program: `record(Exact, steps, arguments)`.
 
-A pool runs on references that record each operation as a statement. The type of a
-result comes from running the operation on samples in NumPy.
+The values of the pool are references that record each operation as a statement. The
+type of a result comes from running the operation on samples in NumPy.
 """
 
 import inspect
@@ -28,7 +28,7 @@ from hopflow.testing.program import (
     bodies,
     walk,
 )
-from hopflow.testing.programs import Pool, Step, run
+from hopflow.testing.programs import Pool, Steps
 from hopflow.testing.user_operators import UserOperator
 
 Function = Callable[..., Any]
@@ -36,15 +36,15 @@ Function = Callable[..., Any]
 
 def record(
     kind: type[Pool],
-    steps: Sequence[Step],
+    steps: Steps,
     arguments: Sequence[Argument],
     most: int = 3,
 ) -> Program:
-    """Return a tree of steps as a typed program.
+    """Return the program of some steps.
 
     Args:
-        kind: The kind of programs, which interprets the steps.
-        steps: A tree of `testing.programs`.
+        kind: The kind of programs.
+        steps: Adds values to a pool.
         arguments: The arguments of the program.
         most: How many of the newest values are results, besides those written to.
     """
@@ -52,7 +52,7 @@ def record(
     refs = [Ref(recorder, a.name, a.value) for a in arguments]
     pool = kind(refs, lib=recorder.library())
     with np.errstate(all="ignore"):
-        run(pool, steps)
+        steps(pool)
     outputs = [*(pool.pick(k) for k in range(most)), *pool.owned]
     results = tuple({v.name: Name(v.name) for v in outputs}.values())
     names = tuple(Name(a.name) for a in arguments)

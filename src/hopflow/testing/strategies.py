@@ -12,7 +12,7 @@ from hopflow.testing.aliasing import (
 )
 from hopflow.testing.arithmetic import Exact, Large, Smooth, Special
 from hopflow.testing.program import Argument, Program
-from hopflow.testing.programs import Pool
+from hopflow.testing.programs import Pool, Steps, run
 from hopflow.testing.recorder import record
 from hopflow.testing.user_operators import UserOperator, as_user_operator
 
@@ -45,35 +45,52 @@ KINDS: Final[dict[str, type[Pool]]] = {
 }
 
 
-def steps(
-    names: Sequence[str],
-    depth: int,
-    most: int = 7,
-    operators: Sequence[str | UserOperator] = (*BRANCHES, *BODIES),
-) -> "SearchStrategy[Any]":
-    """Return a strategy for trees of steps, see `testing.programs`.
+def numbers() -> "SearchStrategy[tuple[int, ...]]":
+    """Return a strategy for the four numbers of a step, from 0 to 11.
 
-    Args:
-        names: The operations, repeated by their weights.
-        depth: The deepest nesting of operators.
-        most: The most steps of the program, and of a body that may have operators.
-        operators: The operators, also users', repeated by their weights.
+    One number is drawn instead of four: Hypothesis shrinks by deleting a few choices at
+    a time, so that a step with few choices is deleted as a whole.
     """
     from hypothesis import strategies as st
 
-    # One number instead of four: Hypothesis shrinks by deleting a few choices at a
-    # time, so that a step with few choices is deleted as a whole.
-    numbers = st.integers(LEAST, LEAST + 12**4 - 1).map(
+    return st.integers(LEAST, LEAST + 12**4 - 1).map(
         lambda n: tuple((n - LEAST) // 12**k % 12 for k in range(4))
     )
-    plain = st.tuples(st.sampled_from(names), numbers)
-    if depth == 0:
-        return st.lists(plain, max_size=4)
-    inner = steps(names, depth - 1, most, operators)
-    nested = st.sampled_from(operators).flatmap(
-        lambda name: st.tuples(st.just(name), numbers, *[inner] * _bodies_of(name))
-    )
-    return st.lists(st.one_of(plain, plain, nested), max_size=most)
+
+
+def _steps(
+    draw: Any,
+    names: Sequence[str],
+    operators: Sequence[str | UserOperator],
+    depth: int,
+    most: int,
+) -> Steps:
+    """Return steps that are drawn while they run.
+
+    Args:
+        draw: Draws from a strategy.
+        names: The operations, repeated by their weights.
+        operators: The operators, repeated by their weights.
+        depth: The deepest nesting of operators.
+        most: The most steps; bodies that may not have operators have at most 4.
+    """
+    from hypothesis import strategies as st
+
+    inner = most if depth > 1 else min(most, 4)
+    more = st.sampled_from((False, *[True] * (1 + most // 2)))  # about half of the most
+    kinds = st.sampled_from(names)
+    if depth:
+        kinds = st.one_of(kinds, kinds, st.sampled_from(operators))
+
+    def steps(p: Pool) -> None:
+        for _ in range(most):
+            if not draw(more):
+                return
+            kind, ns = draw(kinds), draw(numbers())
+            body = _steps(draw, names, operators, depth - 1, inner)
+            run(p, kind, ns, [body] * _bodies_of(kind))
+
+    return steps
 
 
 def _bodies_of(operator: str | UserOperator) -> int:
@@ -188,10 +205,14 @@ def programs(
                 f"programs: `{label}` leaves nothing to draw. Name one at least, whose "
                 "weight is not 0."
             )
-    trees = steps(names, depth if nested else 0, size, nested)
-    return st.builds(
-        lambda args, tree: record(pool, tree, args), arguments(pool, dtype_names), trees
-    )
+
+    @st.composite
+    def program(draw: Any) -> Program:
+        given = draw(arguments(pool, dtype_names))
+        steps = _steps(draw, names, nested, depth if nested else 0, size)
+        return record(pool, steps, given)
+
+    return program()
 
 
 def _pool(kind: str, *, in_range: bool, mutation: bool, aliasing: bool) -> type[Pool]:

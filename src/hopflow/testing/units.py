@@ -39,7 +39,8 @@ def difference(
         x = np.where(np.abs(x - y) <= 2 * info[0], y, x)
     sizes = np.maximum(np.abs(y), info[0])
     units = (np.max(sizes, initial=info[0]) if of_largest else sizes) * info[1]
-    return float(np.max(np.abs(x - y) / units, initial=0.0))
+    with np.errstate(over="ignore"):  # of numbers beside those that are all 0
+        return float(np.max(np.abs(x - y) / units, initial=0.0))
 
 
 _INFO: Final = {
