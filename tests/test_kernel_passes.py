@@ -742,6 +742,33 @@ def test_what_is_dear_is_stored_whatever_its_size() -> None:
     assert len(found) == 3
 
 
+SQUARE = np.arange(64.0).reshape(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("value", "read", "stored"),
+    [
+        (lambda x: x + x.T, lambda v, i: v, True),
+        (lambda x: x * x[::-1] + 1.0, lambda v, i: v, True),
+        (lambda x: (x * 2.0) + (x[::-1] - 1.0), lambda v, i: v, True),
+        (lambda x: x + hf.sum(x, axis=0), lambda v, i: v, False),  # a row is smaller
+        (lambda x: x * x, lambda v, i: v, False),  # one element of an array
+        (lambda x: x + x.T, lambda v, i: v[i], False),  # of each element one step
+    ],
+)
+def test_what_each_step_would_read_several_arrays_for_is_stored(
+    value: Any, read: Any, stored: bool
+) -> None:
+    def f(x: Any, y: Any) -> Any:
+        v = value(x)
+        return hf.fori_loop(0, 8, lambda i, y: y * 0.5 + read(v, i), y)
+
+    found = after(flags, hoist, checks, counters, inline, of=f, args=(SQUARE, SQUARE))
+    before_the_loop = found.partition(" loop ")[0]
+    assert ("f64[8, 8] = x" in before_the_loop) == stored, found
+    agree(f, SQUARE, SQUARE)
+
+
 @pytest.mark.parametrize(
     ("update", "stored"),
     [

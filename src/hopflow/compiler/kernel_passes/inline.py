@@ -100,12 +100,14 @@ class _Read(NamedTuple):
 
     whole   it reads the whole value, not single elements
     outer   it is in a block inside that of the value
+    steps   it reads the same elements in each step of a loop inside that block
     """
 
     equation: Equation | None
     indices: int
     whole: bool
     outer: bool
+    steps: bool
 
 
 class _Readers:
@@ -131,16 +133,17 @@ class _Readers:
         self.counts: dict[Equation, dict[Value, int]] = {}
         self._block: dict[Value, Block] = {}
         self._at: dict[Block, int] = {}
-        self._within: list[Block] = []
+        self._within: dict[Block, bool] = {}  # whether each is of a loop
 
-    def walk(self, block: Block) -> None:
+    def walk(self, block: Block, *, is_of_loop: bool = False) -> None:
         """Record the reads of a block and of the blocks in it."""
-        self._within.append(block)
+        self._within[block] = is_of_loop
         for number, equation in enumerate(block.equations):
             self._at[block] = number
             self._record(equation)
+            is_loop = isinstance(equation.definition, Loop | While)
             for inner in blocks(equation.definition):
-                self.walk(inner)
+                self.walk(inner, is_of_loop=is_loop)
             if _may_inline(equation):
                 [value] = equation.results
                 self._block[value] = block
@@ -151,7 +154,7 @@ class _Readers:
         self._at[block] = len(block.equations)
         for value in block.results:
             self._read(value, None, 1, whole=True)
-        self._within.pop()
+        del self._within[block]
 
     def _record(self, equation: Equation) -> None:
         for value in operands(equation.definition):
@@ -176,18 +179,30 @@ class _Readers:
         counts, through = counted_reads(order, self.views)
         self.counts[equation] = counts
         for value, count in counts.items():
-            self._read(value, equation, count, whole=False)
+            self._read(value, equation, count, whole=False, order=order)
         for value in through:
             self._read(value, equation, 1, whole=False)
 
     def _read(
-        self, value: Value, equation: Equation | None, count: int, *, whole: bool
+        self,
+        value: Value,
+        equation: Equation | None,
+        count: int,
+        *,
+        whole: bool,
+        order: Sequence[Expr] = (),
     ) -> None:
         block = self._block.get(value)
         if block is None:
             return
-        outer = block is not self._within[-1]
-        self.reads[value].append(_Read(equation, count, whole, outer))
+        *around, here = self._within
+        outer = block is not here
+        steps = (
+            outer
+            and any(self._within[b] for b in [*around, here][around.index(block) + 1 :])
+            and any(x.attr is value and _is_steady(x) for x in order)
+        )
+        self.reads[value].append(_Read(equation, count, whole, outer, steps))
         self.last[value] = self._at[block]
         if whole and value in self._whole:
             self._read_through(value, self._whole.pop(value))
@@ -198,7 +213,15 @@ class _Readers:
         for value, count in counts.items():
             if value in self._block:
                 outer = self._block[value] is not self._block[view]
-                self.reads[value].append(_Read(equation, count, False, outer))
+                self.reads[value].append(_Read(equation, count, False, outer, False))
+
+
+def _is_steady(node: Expr) -> bool:
+    """Return whether a read is of the same elements in each step of a loop around it:
+    its indices depend on no other value, such as the counter of the loop."""
+    return node.op == "element" and not any(
+        x.op == "element" for x in nodes(*index_of(node))
+    )
 
 
 def _may_inline(equation: Equation) -> bool:
@@ -234,12 +257,19 @@ def _is_inlined_view(equation: Equation) -> bool:
 
 
 def _is_stored(
-    value: Value, cost: Cost, reads: Sequence[_Read], is_view: bool, cheap: int
+    value: Value,
+    cost: Cost,
+    reads: Sequence[_Read],
+    is_view: bool,
+    cheap: int,
+    is_dear: bool,
 ) -> bool:
     """Return whether an element of this cost is computed once and read from memory.
 
     Args:
         cheap: The largest cost of what is computed again for each reader.
+        is_dear: Whether each step of a loop would read several arrays as large as the
+            value to compute it again.
     """
     again = cost.again
     if again > LONGEST or any(map(_takes_memory, reads)):
@@ -247,6 +277,8 @@ def _is_stored(
     if any(_takes_matrix(r) and (r.outer or not is_view) for r in reads):
         return True  # else each step would copy it
     if any(_repeats(r.equation, value.type, again) for r in reads):
+        return True
+    if is_dear:
         return True
     if again <= cheap or _is_stencil(value.type, again, reads, is_view):
         return False
@@ -410,7 +442,10 @@ class _Inliner:
         sources = self._read_by(self._readers.orders[equation])
         equation.inlined = self._inlined(self._readers.inlining.get(equation, ()))
         cheap = CHEAP_INDEX if _is_index(value, sources) else CHEAP
-        is_stored = value in keeps or _is_stored(value, cost, reads, is_view, cheap)
+        is_dear = any(r.steps for r in reads) and self._count_loads(equation) > 1
+        is_stored = value in keeps or _is_stored(
+            value, cost, reads, is_view, cheap, is_dear
+        )
         if cost.again > cheap and any(_writes_over(read, sources) for read in reads):
             is_stored = True
         if equation in self._readers.inlining and (is_stored or takes_view):
@@ -445,6 +480,19 @@ class _Inliner:
             if node.op == "element":
                 sources |= self._sources.get(node.attr, {node.attr: None})
         return sources
+
+    def _count_loads(self, equation: Equation) -> int:
+        """Count the elements of arrays as large as the value of an equation that one of
+        its elements is computed of."""
+        [value] = equation.results
+        counts, _ = counted_reads(self._readers.orders[equation], self._readers.views)
+        loads = 0
+        for source, n in counts.items():
+            if source in self._elements and source not in self._views:
+                loads += n * self._count_loads(self._makers[source])
+            elif not _is_larger(value.type, source.type):
+                loads += n
+        return loads
 
     def _inlined(self, values: Iterable[Value]) -> tuple[Node, ...]:
         """Return the nodes that the deferred ones among these values compute."""
