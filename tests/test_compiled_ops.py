@@ -366,13 +366,26 @@ def test_remainders_of_floats_are_exact(dtype: str, scale: int) -> None:
     )
     with np.errstate(all="ignore"):
         want = np.remainder(x, y), np.floor_divide(x, y)
-    found = hf.jit(lambda x, y: (hf.remainder(x, y), hf.floor_divide(x, y)))(x, y)
-    for got, expected in zip(map(np.asarray, found), want, strict=True):
-        np.testing.assert_array_equal(got, expected)
-        known = ~np.isnan(expected)
-        np.testing.assert_array_equal(
-            np.signbit(got[known]), np.signbit(expected[known])
-        )
+
+    def both(x: Any, y: Any) -> Any:
+        return hf.remainder(x, y), hf.floor_divide(x, y)
+
+    def one_by_one(x: Any, y: Any) -> Any:
+        """In a loop that carries a scalar from step to step, and so has no vectors."""
+
+        def step(carry: Any, pair: Any) -> Any:
+            first, second = both(*pair)
+            return hf.where(carry == first, carry, first), (first, second)
+
+        return hf.scan(step, x[0], (x, y))[1]
+
+    for f in (both, one_by_one):
+        for got, expected in zip(map(np.asarray, hf.jit(f)(x, y)), want, strict=True):
+            np.testing.assert_array_equal(got, expected)
+            known = ~np.isnan(expected)
+            np.testing.assert_array_equal(
+                np.signbit(got[known]), np.signbit(expected[known])
+            )
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])

@@ -383,9 +383,11 @@ def float_remainder(f: Function, dtype: DType, width: int, args: list[str]) -> s
 def _float_division(module: Module, name: str, dtype: DType, width: int) -> str:
     """Return a function of `%x` and `%y`.
 
-    A quotient of less than 2**52, or of 2**28 for float32, is at most rounded up to the
-    next integer. The remainder is then a float, also the negative one of a quotient
-    that was rounded up. For float32 the product is one of float64, and exact, too.
+    A scalar `x` of less than `y` is the remainder itself: loops that keep an angle or a
+    position within a period have mostly such. A quotient of less than 2**52, or of
+    2**28 for float32, is at most rounded up to the next integer. The remainder is then
+    a float, also the negative one of a quotient that was rounded up. For float32 the
+    product is one of float64, and exact, too.
     """
     t, wide = register_type(dtype, width), register_type(dtypes.float64, width)
     is_double = dtype is dtypes.float64
@@ -400,6 +402,12 @@ def _float_division(module: Module, name: str, dtype: DType, width: int) -> str:
     x, y = "%x", "%y"
     if not is_double:
         x, y = (f.emit(f"fpext {t} {a} to {wide}") for a in (x, y))
+    within = ""
+    if width == 1:
+        is_divided = f.emit(f"fcmp uge {wide} {call('abs', x)}, {call('abs', y)}")
+        f.branch_if(is_divided, "divide", "end")
+        f.start("divide")
+        within = "[ %x, %entry ], "
     ratio = f.emit(f"fdiv {wide} {x}, {y}")
     limit = number(2.0 ** (52 if is_double else 28))
     is_long = f.emit(f"fcmp uge {wide} {call('abs', ratio)}, {limit}")
@@ -425,7 +433,8 @@ def _float_division(module: Module, name: str, dtype: DType, width: int) -> str:
         result = f.emit(f"fptrunc {wide} {result} to {t}")
     f.branch("end")
     f.start("end")
-    f.do(f"ret {t} {f.emit(f'phi {t} [ {full}, %long ], [ {result}, %short ]')}")
+    values = f"{within}[ {full}, %long ], [ {result}, %short ]"
+    f.do(f"ret {t} {f.emit(f'phi {t} {values}')}")
     return f.text
 
 
