@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.compiler.cpu import runtime
 from hopflow.errors import (
     ArgumentValueError,
     CheckError,
@@ -512,6 +513,40 @@ def test_compiled_code_runs_in_several_threads_at_once(way: Any) -> None:
     for thread in threads:
         thread.join()
     assert results == {k: [churned(2000, k)] * 3 for k in range(6)}
+
+
+def with_temporaries(x: Any) -> Any:
+    return hf.sum(hf.cumulative_sum(x) * hf.cumulative_sum(x[::-1]))
+
+
+def test_an_arena_is_kept_for_the_next_call() -> None:
+    """Also for one of another program, if it is large enough."""
+    large, small = (hf.asarray(np.ones(n)) for n in (200_000, 20_000))
+    run, other = hf.jit(with_temporaries), hf.jit(lambda x: with_temporaries(x + 1.0))
+    kept = []
+    for f, x in ((run, large), (run, large), (other, small), (run, large)):
+        f(x)
+        kept.append(runtime._kept.value)
+    assert kept[0] is not None
+    assert kept == kept[:1] * 4
+
+
+def test_programs_that_run_at_once_have_arenas_of_their_own() -> None:
+    xs = [hf.asarray(np.arange(30_000.0 + 1000 * k) % (5 + k)) for k in range(4)]
+    run = hf.jit(with_temporaries, dynamic=True)
+    expected, wrong = [run(x).item() for x in xs], []
+
+    def work(k: int) -> None:
+        wrong.extend(
+            found for _ in range(50) if (found := run(xs[k]).item()) != expected[k]
+        )
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(len(xs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_a_running_program_holds_no_lock_of_python() -> None:

@@ -218,7 +218,7 @@ class _FunctionEmitter:
         f = self.f
         slot = f.early_slot("ptr", "heap", "null")
         self._heap.append(slot)
-        base = self.unit.heap.allocate(f, size)
+        base = self.unit.heap.take(f, size)
         f.do(f"store ptr {base}, ptr {slot}")
         self.emitter.no_memory_if(f.emit(f"icmp eq ptr {base}, null"))
         return base
@@ -227,7 +227,9 @@ class _FunctionEmitter:
         """Emit the block in which every path ends."""
         f = self.f
         f.start("exit")
-        for slot in (*self._heap, *map(self.memory.slot, self.emitter.capacities)):
+        for slot in self._heap:
+            self.unit.heap.give(f, f.emit(f"load ptr, ptr {slot}"))
+        for slot in map(self.memory.slot, self.emitter.capacities):
             self.unit.heap.free(f, f.emit(f"load ptr, ptr {slot}"))
         self.unit.heap.release(f, self._mark)
         status = f.emit(f"load i64, ptr {self.emitter.status}")

@@ -7,7 +7,7 @@ multiples of `reuse.ALIGNMENT`, and so are addresses, except in guarded memory.
 from typing import Final
 
 from hopflow.compiler.cpu.stubs import ROOM, WORKSPACE
-from hopflow.compiler.llvm.module import Function
+from hopflow.compiler.llvm.module import OPAQUE, Function
 from hopflow.compiler.reuse import ALIGNMENT
 
 
@@ -50,12 +50,34 @@ class Heap:
         f.module.external(f"void @{name}(ptr)")
         f.do(f"call void @{name}(ptr {pointer})")
 
+    def take(self, f: Function, size: str) -> str:
+        """Return memory as `allocate` does, which the function has until it ends."""
+        return self.allocate(f, size)
+
+    def give(self, f: Function, pointer: str) -> None:
+        """Free memory of `take`; `pointer` may be null."""
+        self.free(f, pointer)
+
     def mark(self, f: Function) -> str:  # noqa: ARG002
         """Emit, at the start of a function, what `release` needs; return its name."""
         return ""
 
     def release(self, f: Function, mark: str) -> None:
         """Give back, at the end of a function, what has no owner but the heap."""
+
+
+class KeptHeap(Heap):
+    """The heap of the C library; the arena of a function that has ended is kept for the
+    next one, by `stubs`. Else each call could get pages from the system anew, which
+    costs as much as to write them several times."""
+
+    def take(self, f: Function, size: str) -> str:
+        f.module.external("noalias ptr @hf_take_arena(i64)", OPAQUE)
+        return f.emit(f"call ptr @hf_take_arena(i64 {size})")
+
+    def give(self, f: Function, pointer: str) -> None:
+        f.module.external("void @hf_give_arena(ptr)", OPAQUE)
+        f.do(f"call void @hf_give_arena(ptr {pointer})")
 
 
 class GuardedHeap(Heap):

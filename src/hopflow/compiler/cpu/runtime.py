@@ -51,7 +51,7 @@ _METH_FASTCALL: Final = 0x80
 _LINKED_BYTES: Final = 3 << 14
 _STUBS: Final = (
     *("hf_poll", "hf_release", "hf_call", "hf_tick", "hf_parallel"),
-    "hf_clock_i64",
+    *("hf_take_arena", "hf_give_arena", "hf_clock_i64"),
 )
 """The functions of the shared code that programs may call."""
 
@@ -338,18 +338,21 @@ def _stubs(target: CpuTarget) -> Linked:
     symbols["hf_epoch"] = ctypes.addressof(_epoch)
     symbols["hf_num_threads"] = ctypes.addressof(config.threads)
     symbols["hf_pool"] = ctypes.addressof(_pool)
+    symbols["hf_kept"] = ctypes.addressof(_kept)
     symbols |= {
-        name: c_symbols()[name] for name in ("clock_gettime", *THREAD_FUNCTIONS)
+        name: c_symbols()[name]
+        for name in ("clock_gettime", "aligned_alloc", "free", *THREAD_FUNCTIONS)
     }
     code = shared_code(f"{TEXT}\n{parallel.TEXT}", target)
     linked = link(code, ("hf_entry", *_STUBS), always_linked() | symbols, target)
     # The threads of the pool outlive the interpreter: they sleep in this code, and look
     # at this memory when they wake.
-    for needed in (linked, _pool, config.threads):
+    for needed in (linked, _pool, _kept, config.threads):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(needed))
     return linked
 
 
+_kept = ctypes.c_void_p()  # the arena that is kept for the next call
 _pool = (ctypes.c_int64 * parallel.POOL_WORDS)()
 
 

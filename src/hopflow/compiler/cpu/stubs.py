@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Final
 
+from hopflow.compiler.reuse import ALIGNMENT
 from hopflow.progress import INTERVAL
 
 # Words of the header.
@@ -29,6 +30,9 @@ ROOM: Final = 1  # the number of its bytes
 # The status of a program that is neither 0 nor, from 1 on, `site + 1` of a trap.
 INTERRUPTED: Final = -1
 OUT_OF_MEMORY: Final = -2
+
+MOST_KEPT: Final = 1 << 27
+"""The bytes of the largest arena that a process keeps; it keeps one."""
 
 POLL_EVERY: Final = 50_000_000
 """Nanoseconds. To take the GIL more often is slow beside a thread that holds it."""
@@ -99,6 +103,8 @@ declare ptr @Py_BuildValue(ptr, ...)
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
 declare i32 @clock_gettime(i32, ptr)
+declare noalias ptr @aligned_alloc(i64, i64)
+declare void @free(ptr)
 """
 
 # Tests whether an array agrees with the table: its number of axes, its item size, its
@@ -408,6 +414,59 @@ stop:
 }}
 """
 
+# One arena is kept for the next call. Its size stands in the cache line before it.
+_ARENA: Final = f"""
+@hf_kept = external global ptr
+
+define noalias ptr @hf_take_arena(i64 %size) nounwind {{
+entry:
+  %kept = atomicrmw xchg ptr @hf_kept, ptr null acq_rel
+  %is.none = icmp eq ptr %kept, null
+  br i1 %is.none, label %allocate, label %test
+test:
+  %room = load i64, ptr %kept
+  %fits = icmp ule i64 %size, %room
+  br i1 %fits, label %take, label %drop
+drop:
+  call void @free(ptr %kept)
+  br label %allocate
+allocate:
+  %whole = add i64 %size, {ALIGNMENT}
+  %new = call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 %whole)
+  %failed = icmp eq ptr %new, null
+  br i1 %failed, label %fail, label %note
+note:
+  store i64 %size, ptr %new
+  br label %take
+take:
+  %base = phi ptr [ %kept, %test ], [ %new, %note ]
+  %start = getelementptr i8, ptr %base, i64 {ALIGNMENT}
+  ret ptr %start
+fail:
+  ret ptr null
+}}
+
+define void @hf_give_arena(ptr %start) nounwind {{
+entry:
+  %is.none = icmp eq ptr %start, null
+  br i1 %is.none, label %end, label %some
+some:
+  %base = getelementptr i8, ptr %start, i64 -{ALIGNMENT}
+  %room = load i64, ptr %base
+  %is.large = icmp ugt i64 %room, {MOST_KEPT}
+  br i1 %is.large, label %drop, label %keep
+keep:
+  %other = atomicrmw xchg ptr @hf_kept, ptr %base acq_rel
+  br label %drop
+drop:
+  %dropped = phi ptr [ %base, %some ], [ %other, %keep ]
+  call void @free(ptr %dropped)
+  br label %end
+end:
+  ret void
+}}
+"""
+
 # The end of a loop over threads in a process that was forked within it.
 _FORKED: Final = f"""
 define internal i64 @forked(ptr %block) nounwind {{
@@ -503,7 +562,7 @@ on:
 """
 
 TEXT: Final = "\n".join(
-    (*_STRINGS, _DECLARATIONS, _COMPARE, _ENTRY, _POLL, _FORKED, _CALL, _TICK)
+    (*_STRINGS, _DECLARATIONS, _COMPARE, _ENTRY, _POLL, _ARENA, _FORKED, _CALL, _TICK)
 )
 PYTHON: Final = (
     "PyBytes_AsString PyLong_AsLong PyErr_Occurred PyErr_Format PyErr_NoMemory "

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from hopflow.compiler.cpu.cost import Cost
-from hopflow.compiler.cpu.heap import GuardedHeap, Heap, Workspace
+from hopflow.compiler.cpu.heap import GuardedHeap, Heap, KeptHeap, Workspace
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
 from hopflow.loop_ir.program import Stmt
@@ -44,4 +44,4 @@ class Unit:
         if self.target.freestanding:
             self.heap = Workspace()
         else:
-            self.heap = GuardedHeap() if self.guarded else Heap()
+            self.heap = GuardedHeap() if self.guarded else KeptHeap()
