@@ -534,7 +534,8 @@ def test_an_arena_is_kept_for_the_next_call() -> None:
 def test_programs_that_run_at_once_have_arenas_of_their_own() -> None:
     xs = [hf.asarray(np.arange(30_000.0 + 1000 * k) % (5 + k)) for k in range(4)]
     run = hf.jit(with_temporaries, dynamic=True)
-    expected, wrong = [run(x).item() for x in xs], []
+    expected = [run(x).item() for x in xs]
+    wrong: list[float] = []
 
     def work(k: int) -> None:
         wrong.extend(
