@@ -58,7 +58,7 @@ from hopflow.progress import shown
 from hopflow.recursion import deep_recursion
 from hopflow.stats import counts
 from hopflow.tensor import EagerTensor
-from hopflow.tensor.aligned import aligned_empty, is_small_array
+from hopflow.tensor.aligned import aligned_empty, is_small_array, owns_memory
 
 _Call: TypeAlias = Callable[..., Trapped | None]
 
@@ -421,7 +421,7 @@ def _is_alone(tensor: EagerTensor) -> bool:
     if array.base is not None and _base_references(array) != _BASE_REFERENCES:
         return False
     owner = array if array.base is None else array.base
-    owns = isinstance(owner, np.ndarray) and owner.flags.owndata
+    owns = isinstance(owner, np.ndarray) and owns_memory(owner)
     writable = array.flags.writeable and not tensor.storage.readonly
     return array.flags.c_contiguous and owns and writable
 
