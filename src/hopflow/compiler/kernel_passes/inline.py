@@ -442,7 +442,8 @@ class _Inliner:
         sources = self._read_by(self._readers.orders[equation])
         equation.inlined = self._inlined(self._readers.inlining.get(equation, ()))
         cheap = CHEAP_INDEX if _is_index(value, sources) else CHEAP
-        is_dear = any(r.steps for r in reads) and self._count_loads(equation) > 1
+        repeats = not is_view and any(r.steps for r in reads)
+        is_dear = repeats and self._count_loads(equation) > 1
         is_stored = value in keeps or _is_stored(
             value, cost, reads, is_view, cheap, is_dear
         )
