@@ -23,7 +23,7 @@ from hopflow.bind import (
 )
 from hopflow.entries import entry
 from hopflow.errors import CarryTypeError, PredicateError, UnsupportedRuleError
-from hopflow.graph.core import Graph, map_graphs
+from hopflow.graph.core import Constant, Graph, Node, map_graphs
 from hopflow.graph.interpreter import Evaluate
 from hopflow.graph.regions import Port, Role
 from hopflow.graph.types import TensorType
@@ -331,7 +331,25 @@ class RegionOperator:
     ) -> tuple[Value, ...]:
         """Run a node on concrete values."""
         make = interpreted_program if _modes.interprets else slots.program
+        args = self._with_numbers(args, params)
         return make(self, args, params)(args)
+
+    def _with_numbers(
+        self, args: Sequence[Operand], params: dict[str, Any]
+    ) -> Sequence[Operand]:
+        """Return operands with numbers for symbols. The shapes of the tensors are
+        numbers here: a symbol of the same size would be another name for it, which
+        lowering cannot compare."""
+        if not any(isinstance(a, EagerTensor) and a.ndim == 0 for a in args):
+            return args
+        operands: Any = tuple(args)
+        roles = self.signature(Node("call_function", self, operands, params)).args
+        return [
+            Constant(int(a.item()), a.type)
+            if role == "symbol" and isinstance(a, EagerTensor)
+            else a
+            for a, role in zip(args, roles, strict=True)
+        ]
 
     def interpret(
         self,

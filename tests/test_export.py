@@ -20,7 +20,7 @@ from hopflow.errors import (
     ShapeError,
     StructureError,
 )
-from hopflow.testing.executions import agree
+from hopflow.testing.executions import agree, run_debug
 
 X = hf.asarray(np.arange(6.0).reshape(2, 3))
 
@@ -492,3 +492,33 @@ def test_a_wrong_call_is_named() -> None:
     with pytest.raises(ArgumentTypeError, match="`path` must be a path"):
         hf.load(3)  # type: ignore[arg-type]
     assert program != 3
+
+
+@pytest.mark.parametrize("count", [-5, 1, 2])
+def test_eager_calls_know_symbols_of_bodies_by_their_numbers(count: int) -> None:
+    """The last batch of an even number of rows has none. Its size is 0 in the types of
+    what the call gets, and was a symbol in those of the bodies."""
+
+    def rows(n: Any, x: Any) -> Any:
+        def row(r: Any) -> Any:
+            def step(n: Any, k: Any, z: Any) -> Any:
+                return n - 1, hf.sum(hf.astype(z, hf.int64)), hf.zeros_like(z) + r
+
+            _, k, z = hf.while_loop(lambda n, *_: n > 0, step, (n, n, x))
+
+            def write() -> Any:
+                r[k % r.shape[0]] = hf.sum(r) + hf.zeros_like(r[0])
+                return hf.zeros_like(z) + hf.sum(r)
+
+            def other() -> Any:
+                return hf.zeros_like(z) + hf.sum(x)
+
+            return hf.switch(n, [other, write, other]), r
+
+        return hf.map(row, x, batch_size=2)
+
+    def arguments() -> tuple[Any, Any]:
+        return hf.asarray(count), hf.asarray(np.arange(6.0).reshape(2, 1, 3))
+
+    program = hf.export(rows, arguments(), dynamic_shapes=True)
+    agree(program(*arguments()), run_debug(rows, *arguments()))
