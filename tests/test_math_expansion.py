@@ -55,6 +55,7 @@ LIMITS: Final = {
     "logistic": 1.6,
     "cbrt": 0.8,
     "pow": 1.05,
+    "pow_nearest": 1.05,
     "atan2": 1.65,
     "hypot": 1.2,
 }
@@ -127,7 +128,7 @@ def points(name: str, dtype: DType, count: int) -> Array:
 
 def pairs(name: str, dtype: DType, count: int) -> tuple[Array, Array]:
     rng = np.random.default_rng(2)
-    if name != "pow":
+    if name not in ("pow", "pow_nearest"):
         x, y = spread(rng, dtype, count), rng.uniform(-8, 8, count).astype(dtype.dtype)
         with np.errstate(over="ignore"):
             near = (x * np.exp2(rng.uniform(-3, 3, x.size))).astype(dtype.dtype)
@@ -175,6 +176,7 @@ EXACT: Final[dict[str, Callable[..., Any]]] = {
     "logistic": _logistic,
     "cbrt": lambda x: mp.sign(x) * mp.cbrt(abs(x)),
     "pow": mp.power,
+    "pow_nearest": mp.power,
 }
 # float64 functions, whose own error is nothing in float32.
 WIDE: Final[dict[str, Callable[..., Any]]] = {
@@ -186,6 +188,7 @@ WIDE: Final[dict[str, Callable[..., Any]]] = {
     "atanh": np.arctanh,
     "atan2": np.arctan2,
     "pow": np.power,
+    "pow_nearest": np.power,
     "lgamma": special.gammaln,
     "logistic": special.expit,
     "erf": special.erf,
@@ -265,7 +268,24 @@ def test_double_precision_is_good_to_the_limit(name: str) -> None:
     assert not (errors > LIMITS[name]).any(), worst(name, (x,), errors)
 
 
-@pytest.mark.parametrize("name", ["pow", "atan2", "hypot"])
+@pytest.mark.parametrize(
+    "exponent", [1 / 3, 1 / 2, 1 / 4, 1 / 5, 2 / 3, 3 / 2, 0.1, -0.7]
+)
+def test_the_nearest_power_is_that_of_exact_arithmetic(exponent: float) -> None:
+    """Most of all where it is nearly an integer: its floor may be a size."""
+    numbers = np.arange(1.0, 400.0)
+    roots = np.rint(numbers ** (1 / max(exponent, 0.1)))  # their powers are integers
+    x = np.concatenate([numbers, np.unique(roots[(roots < 2**50) & (roots > 0)])])
+    found = run("pow_nearest", x, np.full_like(x, exponent))
+    with mp.workprec(200):
+        exact = [float(mp.power(mp.mpf(v), mp.mpf(exponent))) for v in x.tolist()]
+    near = np.abs(np.rint(exact) - exact) < 1e-9
+    assert near.sum() > 1
+    np.testing.assert_array_equal(found[near], np.asarray(exact)[near])
+    assert np.mean(found != exact) < 0.002
+
+
+@pytest.mark.parametrize("name", ["pow", "pow_nearest", "atan2", "hypot"])
 def test_functions_of_two_are_good_to_the_limit(name: str) -> None:
     x, y = pairs(name, dtypes.float32, 20000)
     errors = errors_in_single(name, x, y)
@@ -312,11 +332,13 @@ def test_special_values_are_those_of_c99(name: str, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
-@pytest.mark.parametrize("name", ["pow", "atan2", "hypot", "nextafter"])
+@pytest.mark.parametrize("name", ["pow", "pow_nearest", "atan2", "hypot", "nextafter"])
 def test_special_pairs_are_those_of_c99(name: str, dtype: DType) -> None:
     values = np.concatenate([STANDARD, [2.0**-60, -(2.0**60), 1.5, 2.0**60 + 2.0**40]])
     x, y = (a.ravel().astype(dtype.dtype) for a in np.meshgrid(values, values))
-    function = getattr(np, {"pow": "power", "atan2": "arctan2"}.get(name, name))
+    function = getattr(
+        np, {"pow": "power", "pow_nearest": "power", "atan2": "arctan2"}.get(name, name)
+    )
     with np.errstate(all="ignore"):
         right = function(x, y)
     got = run(name, x, y)

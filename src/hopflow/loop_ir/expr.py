@@ -104,11 +104,13 @@ MATH: Final = frozenset(
     (
         "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
         "asinh acosh atanh erf erfc erfinv lgamma logistic cbrt pow atan2 hypot fmod "
-        "nextafter ipow"
+        "pow_nearest nextafter ipow"
     ).split()
 )
 """Functions of floats, but for `ipow`, the power of integers."""
-MATH_BINARY: Final = frozenset("pow atan2 hypot fmod nextafter ipow".split())
+MATH_BINARY: Final = frozenset(
+    "pow pow_nearest atan2 hypot fmod nextafter ipow".split()
+)
 
 
 def const(value: bool | int | float, dtype: DType) -> Expr:

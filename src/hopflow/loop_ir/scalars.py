@@ -271,6 +271,7 @@ _NUMPY: Final = {
     "atanh": "arctanh",
     "atan2": "arctan2",
     "pow": "power",
+    "pow_nearest": "power",
     "ipow": "power",
 }
 _SCIPY: Final = {

@@ -209,7 +209,7 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "/.": _float_division(e.div),
     "//.": _float_division(scalar.floor_divide),
     "%.": _float_division(scalar.remainder),
-    "**.": _floats(scalar.math_call("pow")),
+    "**.": _floats(scalar.math_call("pow_nearest")),
     "abs.": _floats(lambda x: e.unary("abs", x)),
     "neg.": _floats(lambda x: e.unary("neg", x)),
     "sign.": _floats(lambda x: e.binary("copysign", scalar.like(1.0, x), x)),

@@ -57,6 +57,7 @@ _UNARY: Final[dict[str, Callable[[Expr], Expr]]] = {
 }
 _BINARY: Final[dict[str, Callable[[Expr, Expr], Expr]]] = {
     "pow": power.pow,
+    "pow_nearest": power.pow_nearest,
     "atan2": inverse.atan2,
     "hypot": power.hypot,
     "nextafter": special.nextafter,
