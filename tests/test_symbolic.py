@@ -550,6 +550,16 @@ def test_products_are_divided_by_what_is_known_to_be_positive_later(
     assert all(answer is True for answer in decided), decided
 
 
+@pytest.mark.parametrize("order", [*itertools.permutations(range(2))])
+def test_inequalities_of_products_are_divided_too(order: Sequence[int]) -> None:
+    env = ShapeEnv()
+    x, y = env.backed("x", 3), env.backed("y", 2)
+    conditions = (x * y > y, y > 0)
+    for k in order:
+        assert bool(conditions[k])
+    assert (x > 1) is True
+
+
 def test_a_symbol_with_one_value_left_is_that_number(env: ShapeEnv) -> None:
     x, n, m = env.backed("x", 2), env.backed("n", 3), env.backed("m", 3)
     asked: list[Any] = [x == 2, n == m]

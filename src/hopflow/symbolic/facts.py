@@ -195,7 +195,7 @@ class Facts:
         terms, k = condition.args
         if isinstance(rest, SymBool):
             self._learn(rest)
-        elif k == 0 and len(terms) > 1 and _has_shared_factor(terms):
+        elif len(terms) > 1 and _has_shared_factor(terms):
             self._products[terms] = None
         if condition.op == "!=":
             self._excluded.setdefault(terms, set()).add(k)
