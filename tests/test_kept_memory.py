@@ -124,6 +124,11 @@ def test_arrays_may_be_freed_in_other_threads() -> None:
     assert wrong == []
 
 
+def test_a_memory_error_names_the_shape() -> None:
+    with pytest.raises(MemoryError, match=r"35184372088832, 1024.*float64"):
+        aligned_empty((2**45, 2**10), FLOAT)
+
+
 def test_without_memory_what_is_kept_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     aligned_empty((COUNT,), FLOAT)
     assert kept_bytes() > 0

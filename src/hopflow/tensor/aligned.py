@@ -36,11 +36,14 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """Return an array of undefined elements. If it has `LEAST` bytes or more, it is
     aligned, and its base is an array of bytes that nothing else refers to."""
     size = dtype.itemsize * prod(shape)
-    if LEAST_KEPT <= size <= MOST_KEPT:
-        return np.ndarray(shape, dtype, np.asarray(_leased(size)))
     if size < LEAST:
         return np.empty(shape, dtype)
-    memory = np.empty(size + LINE, np.uint8)
+    try:
+        if LEAST_KEPT <= size <= MOST_KEPT:
+            return np.ndarray(shape, dtype, np.asarray(_leased(size)))
+        memory = _allocated(size + LINE)
+    except MemoryError:
+        return np.empty(shape, dtype)  # whose error names the shape
     offset = -memory.__array_interface__["data"][0] % LINE
     return np.ndarray(shape, dtype, memory, offset)
 
