@@ -195,13 +195,11 @@ class _Readers:
         block = self._block.get(value)
         if block is None:
             return
-        *around, here = self._within
-        outer = block is not here
-        steps = (
-            outer
-            and any(self._within[b] for b in [*around, here][around.index(block) + 1 :])
-            and any(x.attr is value and _is_steady(x) for x in order)
-        )
+        around = [*self._within]
+        inside = around[around.index(block) + 1 :]
+        outer = bool(inside)
+        in_loop = any(self._within[b] for b in inside)
+        steps = in_loop and any(x.attr is value and _is_steady(x) for x in order)
         self.reads[value].append(_Read(equation, count, whole, outer, steps))
         self.last[value] = self._at[block]
         if whole and value in self._whole:
