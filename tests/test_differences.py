@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from hopflow.agreement import Rounding
+from hopflow.dtypes import as_dtype
 from hopflow.testing.differences import Slopes, slopes
+from hopflow.testing.units import difference
 
 
 def along(f: Callable[[float], float]) -> Slopes | None:
@@ -64,3 +66,11 @@ def test_the_last_place_of_a_large_result_is_no_slope(
     assert found is not None
     assert found.wrong([np.asarray(slope)]) is None
     assert found.wrong([np.asarray(slope * 1.01)]) is not None
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_what_is_beside_zeros_is_far_away_and_no_warning(dtype: str) -> None:
+    expected = np.zeros(3, as_dtype(dtype).dtype)
+    found = np.asarray([0.0, -1e-15, 1.0]).astype(expected.dtype)
+    assert difference(found, expected, of_largest=True) > 1e12
+    assert difference(expected, expected, of_largest=True) == 0

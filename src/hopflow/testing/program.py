@@ -266,7 +266,11 @@ def _function(body: Body, infix: bool) -> list[str]:
         for function in bodies(statement):
             inner += _function(function, infix)
         inner += _statement(statement, infix)
-    inner.append(f"return {expression(body.result)}")
+    last = body.statements[-1].target if body.statements else None
+    if isinstance(last, Name) and last == body.result:
+        inner.append(f"return {inner.pop().removeprefix(f'{last.name} = ')}")
+    else:
+        inner.append(f"return {expression(body.result)}")
     return [*lines, *textwrap.indent("\n".join(inner), "    ").split("\n")]
 
 

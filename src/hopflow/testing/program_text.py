@@ -75,6 +75,8 @@ LENGTHS: Final = ("+", "-", "*", "//", "%", "**", "/")
 """The binary operators of sizes."""
 RULES: Final = {"defjvp": "custom_jvp", "defvjp": "custom_vjp"}
 TYPES: Final = re.compile(r"  # (\w+\[[\d, ]*\](?:, \w+\[[\d, ]*\])*)")
+CALLS: Final = (ast.BinOp, ast.Call, ast.Compare, ast.Subscript)
+"""What stands on the right-hand side of a statement, and is no part of a result."""
 CONSTANTS: Final = (type(None), bool, int, float, type(...))
 NAME: Final = re.compile(r"[a-z]+\d+")
 WHOLE: Final = "result_of_"
@@ -207,9 +209,15 @@ class _Reader:
                 else Name(self.new(a.arg))
                 for k, a in enumerate(node.args.args)
             )
-            statements = tuple(self.statements(rest))
-            result = self.part(last.value)
-        return Body(node.name, parameters, statements, result)
+            statements = [*self.statements(rest)]
+            if isinstance(last.value, CALLS):  # the last statement, without its name
+                operation, args, options = self.call(last.value)
+                result = Name(self.new(f"r{last.lineno}"))
+                types = self.types(last)
+                statements.append(Statement(result, operation, args, options, types))
+            else:
+                result = self.part(last.value)
+        return Body(node.name, parameters, tuple(statements), result)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -331,6 +339,7 @@ class _Reader:
     def target(self, node: Node) -> Tree:
         """Read a new name, or a tuple of these, with `None` for `_`."""
         if isinstance(node, ast.Tuple):
+            _need(bool(node.elts), "a target is missing")
             names = [_id(e) for e in node.elts]
             return tuple(None if x == "_" else Name(self.new(x)) for x in names)
         return Name(self.new(_id(node)))

@@ -402,7 +402,11 @@ def _body(p: Pool, body: Steps, carry: Any, n: int = 0) -> Any:
 
 def _branches(p: Pool, like: Any, bodies: Sequence[Steps]) -> list[Callable[[], Any]]:
     """Return functions whose results have the type of `like`."""
-    return [lambda body=body: _body(p.child(), body, like) for body in bodies]  # type: ignore[misc]
+
+    def branch(body: Steps) -> Callable[[], Any]:
+        return lambda: _body(p.child(), body, like)
+
+    return list(map(branch, bodies))
 
 
 def _cond(p: Pool, ns: Sequence[int], *bodies: Steps) -> Any:
@@ -584,7 +588,7 @@ def run(
     Args:
         kind: The operation or operator.
         ns: Four numbers, which choose values and variants.
-        bodies: The bodies of the operator.
+        bodies: The bodies of an operator.
     """
     if isinstance(kind, UserOperator):
         results = _user(kind, p, ns, *bodies)

@@ -78,17 +78,32 @@ def _steps(
 
     inner = most if depth > 1 else min(most, 4)
     more = st.sampled_from((False, *[True] * (1 + most // 2)))  # about half of the most
-    kinds = st.sampled_from(names)
-    if depth:
-        kinds = st.one_of(kinds, kinds, st.sampled_from(operators))
+    none = st.integers(0, 0)
+    # About half of the steps are operators. One choice, in which an operation has the
+    # same number at each depth: so a step can take the place of one around it.
+    often = max(len(names) // len(operators), 1) if depth else 0
+    kinds = st.sampled_from([*names, *[*operators] * often])
+
+    @st.composite
+    def step(draw: Any, p: Pool, count: int) -> bool:
+        """Run a step after `count` others, or return False. Hypothesis makes programs
+        small by deleting the choices of a step, or by replacing a step by one of its
+        body. So the end is a choice also behind the last of the most steps: it remains
+        when a step is deleted."""
+        if not draw(more if count < most else none):
+            return False
+        kind, ns = draw(kinds), draw(numbers())
+        bodies: list[Steps] = []
+        if kind in operators:
+            body = _steps(draw, names, operators, depth - 1, inner)
+            bodies = [body] * _bodies_of(kind)
+        run(p, kind, ns, bodies)
+        return True
 
     def steps(p: Pool) -> None:
-        for _ in range(most):
-            if not draw(more):
-                return
-            kind, ns = draw(kinds), draw(numbers())
-            body = _steps(draw, names, operators, depth - 1, inner)
-            run(p, kind, ns, [body] * _bodies_of(kind))
+        count = 0
+        while draw(step(p, count)):
+            count += 1
 
     return steps
 
