@@ -353,7 +353,7 @@ def test_a_product_with_a_transposed_matrix_goes_along_its_rows() -> None:
     np.testing.assert_allclose(np.asarray(jitted(w, v)), expected, rtol=1e-12)
     text = lines(jitted.loop_ir)
     [product] = [k for k, line in enumerate(text) if "in0[" in line and "*" in line]
-    assert "vector" in text[product - 1]
+    assert "gang" in text[product - 3]  # of rows; the loop between sums along columns
     assert "in0[i" in text[product]
     # What the product reads of the vector, again for each row, was computed before.
     assert "cos" not in text[product]

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.test_gangs import target
 
 import hopflow as hf
 from hopflow.compiler.cpu.target import host
+from hopflow.compiler.pipeline import Executable
 from hopflow.compiler.schedule.coalesce import LONG, coalesce
 from hopflow.compiler.schedule.unroll import CHOICES, FEWEST, SHORT, unroll
 from hopflow.dtypes import bool_, float64, int64
@@ -27,6 +29,7 @@ from hopflow.loop_ir.program import (
 )
 from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import statements
+from hopflow.tensor import EagerTensor
 
 Array = np.ndarray[Any, Any]
 At = Callable[..., Expr]
@@ -264,13 +267,30 @@ def test_reductions_of_short_rows_have_rows_as_lanes(name: str) -> None:
     assert len(heads(compiled)) == 1
 
 
-@pytest.mark.parametrize("size", range(2, 10))
+@pytest.mark.parametrize("size", range(2, 17))
 def test_sums_of_short_rows_are_in_order(size: int) -> None:
     x = rows_of("float32", 300, size) / np.float32(3)
     compiled = hf.jit(lambda x: hf.sum(x, axis=1))
     want = np.cumsum(x, axis=1, dtype=np.float32)[:, -1]
     np.testing.assert_array_equal(np.asarray(compiled(x)), want)
     assert len(heads(compiled)) == 1
+
+
+@pytest.mark.parametrize("cpu", ["host", "avx2"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int16", "uint8"])
+@pytest.mark.parametrize("size", range(2, 18))
+def test_rows_are_taken_apart_and_put_together(size: int, dtype: str, cpu: str) -> None:
+    """By shuffles of every second element, every third, and so on."""
+    x = (np.arange(301 * size) % 120).reshape(301, size).astype(dtype)
+
+    def f(x: Any) -> Any:
+        high = hf.max(x, axis=1, keepdims=True)
+        return hf.where(x == high, x // 2, high - x) * (high - x + 1)
+
+    high = x.max(1, keepdims=True)
+    want = np.where(x == high, x // 2, high - x) * (high - x + 1)
+    [result] = Executable(hf.trace(f, x).graph, target=target(cpu))([EagerTensor(x)])
+    np.testing.assert_array_equal(result.array, want)
 
 
 def test_an_update_of_short_rows_reads_before_it_writes() -> None:

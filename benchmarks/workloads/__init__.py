@@ -17,6 +17,7 @@ from benchmarks.workloads import (
     machines,
     matrices,
     recurrent,
+    rows,
     scalars,
     selection,
     simulations,
@@ -47,6 +48,7 @@ def all_workloads(scale: float = 1.0) -> list[Workload]:
         *estimation.workloads(size),
         *machines.workloads(size),
         *matrices.workloads(size),
+        *rows.workloads(size),
         *convolutions.workloads(size),
     ]
 

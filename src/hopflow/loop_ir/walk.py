@@ -61,6 +61,23 @@ def depends_on(value: Expr, var: Var) -> bool:
     return any(node.op == "var" and node.attr is var for node in nodes(value))
 
 
+def step_of(position: Expr, var: Var) -> int | None:
+    """Return by how much a position moves with a variable, if that is a constant and
+    the position is a sum; None: it is something else."""
+    if position.op == "var":
+        return int(position.attr is var)
+    if position.op == "add":
+        steps = [step_of(x, var) for x in position.args]
+        return None if None in steps else sum(filter(None, steps))
+    if position.op == "sub":
+        x, y = (step_of(x, var) for x in position.args)
+        return None if x is None or y is None else x - y
+    if position.op == "mul" and position.args[1].is_const:
+        step = step_of(position.args[0], var)
+        return None if step is None else step * position.args[1].attr
+    return None if depends_on(position, var) else 0
+
+
 def attribute(node: Expr) -> Hashable:
     """Return a key of a node's attribute, equal for structurally equal nodes. 0.0 is
     not -0.0, and all NaNs are equal; sizes are equal if their terms are, whatever facts
@@ -249,6 +266,14 @@ def allocated(body: Sequence[Stmt]) -> dict[Buffer, None]:
 def loaded(statement: Stmt) -> Iterator[Expr]:
     """Yield the "load" nodes in the expressions of `statement` itself."""
     return (node for node in nodes(*expressions(statement)) if node.op == "load")
+
+
+def accessed(statement: Stmt) -> Iterator[tuple[Buffer, e.Index]]:
+    """Yield the elements that `statement` itself loads or stores."""
+    for node in loaded(statement):
+        yield node.attr, e.index_of(node)
+    if isinstance(statement, Store):
+        yield statement.buffer, statement.indices
 
 
 def buffers(statement: Stmt) -> Iterator[Buffer]:

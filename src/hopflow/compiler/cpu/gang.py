@@ -121,14 +121,19 @@ class _Gang(LaneLoop):
     def _gang(self, position: str, stop: str) -> None:
         """Emit the iterations from `position` up to `stop`, at least one."""
         f = self.f
+        count, full = self._counts()
         if not stop.startswith("%"):
             stop = self.unknown(stop)
         f.module.declare("i64 @llvm.smax.i64(i64, i64)")
         self.parts = []
-        for k in range(self.s.binding.width // self.width):
+        for k in range(count):
             first, end = position, stop
             if k:
                 first = f.emit(f"add i64 {position}, {k * self.width}")
+            if k < full:
+                self.parts.append(Part(self, first, self.mask("0", str(self.width))))
+                continue
+            if k:
                 end = f.emit(f"call i64 @llvm.smax.i64(i64 {stop}, i64 {first})")
             self.parts.append(Part(self, first, self.mask(first, end)))
         with self.emitter.values.scope(), self._scope():
@@ -136,6 +141,16 @@ class _Gang(LaneLoop):
         if self._again:
             self._run_again(position, stop)
         self._forget()
+
+    def _counts(self) -> tuple[int, int]:
+        """Return how many parts a gang has, and how many of each gang have an iteration
+        in every lane."""
+        extent, width = self.s.extent, self.s.binding.width
+        if not extent.is_const or not extent.attr:
+            return width // self.width, 0
+        last: int = (extent.attr - 1) % width + 1
+        used = min(width, extent.attr)
+        return -(-used // self.width), last // self.width
 
     def _run_again(self, position: str, stop: str) -> None:
         """Emit the iterations one by one, for gangs with a lane that traps."""

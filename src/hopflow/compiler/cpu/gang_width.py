@@ -26,8 +26,9 @@ def register_lanes(loop: For, divergence: Divergence, bits: int) -> int:
     """
     work: Counter[int] = Counter()
     for node in registers(divergence, loop.body):
-        dtype = (node.args[0] if node.args else node).dtype
-        if dtype.kind != "b":
+        is_read = node.op in ("var", "load")  # whose arguments are indices
+        dtype = (node.args[0] if node.args and not is_read else node).dtype
+        if dtype.kind != "b" and node.op != "var":
             work[max(32, dtype.bits)] += weight(node)
     return bits // (max(work, key=lambda n: (work[n], n)) if work else 64)
 

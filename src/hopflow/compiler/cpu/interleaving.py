@@ -34,8 +34,8 @@ from hopflow.loop_ir.expr import Buffer, Expr, Index
 from hopflow.loop_ir.program import For, Store
 from hopflow.loop_ir.walk import loaded, same
 
-MOST: Final = 9
-"""The largest factor of a group: the elements of a matrix of 3 by 3."""
+MOST: Final = 16
+"""The largest factor of a group: the elements of a matrix of 4 by 4."""
 
 
 class Member(NamedTuple):
@@ -65,6 +65,14 @@ class Group:
     is_reversed: bool = False
     loaded: set[int] = field(default_factory=set)
     stores: dict[int, Store] | None = field(default_factory=dict)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether all members that the body reads are shuffled together, which takes
+        fewer shuffles than one after the other."""
+        if self.stride is not None or self.is_reversed:
+            return False
+        return _shuffles(self.factor) < len(self.loaded) * (self.factor - 1)
 
 
 class Groups:
@@ -214,9 +222,10 @@ class Groups:
             is_whole = max(group.loaded) - min(group.loaded) == used - 1
             return is_whole and used > 1 and used & (used - 1) == 0
         shuffle = 1 if self._target.has_masks else 3
-        return (
-            group.factor + shuffle * used * (group.factor - 1) <= 2 * used * self._width
-        )
+        shuffles = used * (group.factor - 1)
+        if not group.is_reversed:
+            shuffles = min(shuffles, _shuffles(group.factor))
+        return group.factor + shuffle * shuffles <= 2 * used * self._width
 
 
 def _is_multiple(x: Expr, factor: int) -> bool:
@@ -226,6 +235,42 @@ def _is_multiple(x: Expr, factor: int) -> bool:
     if x.op == "mul":
         return any(_is_multiple(a, factor) for a in x.args)
     return x.op in ("add", "sub") and all(_is_multiple(a, factor) for a in x.args)
+
+
+def _stages(factor: int) -> list[int]:
+    """Return the prime factors of a number."""
+    stages, divisor = list[int](), 2
+    while factor > 1:
+        if factor % divisor:
+            divisor += 1
+        else:
+            stages.append(divisor)
+            factor //= divisor
+    return stages
+
+
+def _shuffles(factor: int) -> int:
+    """Return how many shuffles separate, or interleave, all members of groups: `p - 1`
+    a vector for each prime factor `p`."""
+    return factor * sum(p - 1 for p in _stages(factor))
+
+
+def split(f: Function, vectors: Sequence[str], scalar: str, width: int) -> list[str]:
+    """Emit all members of `width` iterations, whose groups lie in vectors: of every
+    p-th element at a time, `p` being a prime factor of their number."""
+    factor = len(vectors)
+    if factor == 1:
+        return list(vectors)
+    p = _stages(factor)[0]
+    members = [""] * factor
+    for k in range(p):
+        places = [divmod(p * t + k, width) for t in range(width)]
+        every = [
+            shuffled(f, vectors[first : first + p], scalar, places)
+            for first in range(0, factor, p)
+        ]
+        members[k::p] = split(f, every, scalar, width)
+    return members
 
 
 def deinterleaved(
@@ -244,10 +289,15 @@ def interleaved(
 ) -> list[str]:
     """Emit groups as contiguous vectors, from the vector of each member."""
     factor = len(members)
-    whole = [(k % factor, k // factor) for k in range(factor * width)]
+    if factor == 1:
+        return list(members)
+    p = _stages(factor)[0]
+    every = [interleaved(f, members[k::p], scalar, width) for k in range(p)]
+    whole = [(n % p, n // p) for n in range(p * width)]
     return [
-        shuffled(f, members, scalar, whole[k : k + width])
-        for k in range(0, factor * width, width)
+        shuffled(f, [vectors[at] for vectors in every], scalar, whole[k : k + width])
+        for at in range(factor // p)
+        for k in range(0, p * width, width)
     ]
 
 

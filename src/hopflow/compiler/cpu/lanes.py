@@ -16,6 +16,7 @@ from hopflow.compiler.cpu.interleaving import (
     interleaved,
     joined,
     part,
+    split,
     transposed,
 )
 from hopflow.compiler.llvm.expressions import MOST_TRIPS, Evaluator, apply
@@ -363,7 +364,9 @@ class Lanes(Evaluator):
         parts: list[str] = []
         for k in range(0, self.width, width):
             vectors = self._group_vectors(group, k, width)
-            if group.stride is None:
+            if group.is_split:
+                parts.append(vectors[member.number])
+            elif group.stride is None:
                 parts.append(deinterleaved(f, vectors, scalar, width, member))
             else:
                 parts.append(vectors[member.number - min(group.loaded)])
@@ -372,7 +375,7 @@ class Lanes(Evaluator):
 
     def _group_vectors(self, group: Group, first: int, width: int) -> list[str]:
         """Load the groups of `width` iterations from `first` on: as they lie in memory,
-        or, from rows that are far apart, as a vector of each member."""
+        or, if all are shuffled together, as a vector of each member."""
         vectors = self._vectors.get((group, first))
         if vectors is not None:
             return vectors
@@ -392,6 +395,8 @@ class Lanes(Evaluator):
         ]
         if stride is not None:
             vectors = transposed(self.f, vectors, memory_type(dtype), length)
+        elif group.is_split:
+            vectors = split(self.f, vectors, memory_type(dtype), width)
         self._vectors[group, first] = vectors
         return vectors
 

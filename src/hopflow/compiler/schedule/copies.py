@@ -3,31 +3,65 @@
 from collections.abc import Mapping, Sequence
 
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Var
-from hopflow.loop_ir.program import Accumulate, For, Let, Stmt, Store
-from hopflow.loop_ir.walk import nodes
+from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.program import (
+    Accumulate,
+    Assign,
+    Declare,
+    For,
+    Let,
+    Stmt,
+    Store,
+)
+from hopflow.loop_ir.walk import nodes, replace
 
 
 def copied(statement: Stmt, values: dict[Var, Expr], suffix: str) -> Stmt:
-    """Return a copy of a `Let`, a `Store` or an `Accumulate`.
+    """Return a copy of a statement without a body.
 
     Args:
-        values: The values of variables. That of a `Let`, whose copy has a variable of
-            its own, is added.
+        values: The values of variables. That of a `Let` or a `Declare`, whose copy has
+            a variable of its own, is added.
         suffix: For the name of that variable.
     """
-    if isinstance(statement, Let):
-        value = substituted(statement.value, values)
-        copy = Var(f"{statement.var.name}{suffix}", statement.var.dtype)
-        values[statement.var] = e.read(copy)
-        return Let(copy, value)
-    if isinstance(statement, Accumulate):
-        value = substituted(statement.value, values)
-        return Accumulate(statement.var, statement.combine, value)
-    assert isinstance(statement, Store)
-    indices = tuple([substituted(i, values) for i in statement.indices])
-    value = substituted(statement.value, values)
-    return Store(statement.buffer, indices, value)
+    match statement:
+        case Let(var, value) | Declare(var, value):
+            value = substituted(value, values)
+            copy = Var(f"{var.name}{suffix}", var.dtype)
+            values[var] = e.read(copy)
+            return type(statement)(copy, value)
+        case Accumulate(var, combine, value):
+            return Accumulate(
+                _renamed(var, values), combine, substituted(value, values)
+            )
+        case Assign(var, value):
+            return Assign(_renamed(var, values), substituted(value, values))
+        case Store(buffer, indices, value):
+            indices = tuple([substituted(i, values) for i in indices])
+            return Store(buffer, indices, substituted(value, values))
+    raise TypeError(f"a `{type(statement).__name__}` has no copy")
+
+
+def _renamed(var: Var, values: Mapping[Var, Expr]) -> Var:
+    """Return the variable of a copy in which `var` may have one of its own."""
+    copy: Var = values[var].attr if var in values else var
+    return copy
+
+
+def rename_buffers(statement: Stmt, names: Mapping[Buffer, Buffer]) -> None:
+    """Replace buffers in a statement without a body, in place."""
+
+    def renamed(node: Expr) -> Expr | None:
+        if node.op != "load" or node.attr not in names:
+            return None
+        at = [e.rewrite(i, renamed) for i in e.index_of(node)]
+        condition = e.condition_of(node)
+        return e.load(names[node.attr], at, condition and e.rewrite(condition, renamed))
+
+    if names:
+        replace(statement, renamed)
+        if isinstance(statement, Store):
+            statement.buffer = names.get(statement.buffer, statement.buffer)
 
 
 def nest_copy(nest: Sequence[For], body: Sequence[Stmt], suffix: str) -> For:

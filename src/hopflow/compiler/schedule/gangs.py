@@ -37,7 +37,7 @@ from hopflow.compiler.schedule.summary import Summaries, Summary
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Buffer, Expr, Var, rewrite
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var, rewrite
 from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
@@ -56,13 +56,16 @@ from hopflow.loop_ir.program import (
     While,
 )
 from hopflow.loop_ir.walk import (
+    accessed,
     bodies,
+    depends_on,
     expressions,
     loaded,
     nodes,
     replace,
     same,
     statements,
+    step_of,
     uses,
 )
 
@@ -147,11 +150,35 @@ def _width(
     for node in (n for b in allocated for n in nodes(*b.shape)):
         if node.op == "var" and node.attr in divergence.varying.difference(counted):
             return 1  # the shape differs between lanes
-    width = target.gang_width(loop, divergence) if divergence.diverges else 1
+    pays = divergence.diverges or _is_adjacent(loop, divergence)
+    width = target.gang_width(loop, divergence) if pays else 1
     if loop.extent.is_const:
         while width > 1 and width >= 2 * loop.extent.attr:
             width //= 2
     return width
+
+
+def _is_adjacent(loop: For, divergence: Divergence) -> bool:
+    """Return whether all that the lanes access differently are adjacent elements."""
+    changing = divergence.varying.difference({loop.var})
+
+    def is_adjacent(buffer: Buffer, at: Index) -> bool:
+        long = [
+            i
+            for i, n in zip(at, buffer.shape, strict=True)
+            if not (n.is_const and n.attr == 1)
+        ]
+        *outer, last = long or [e.index(0)]
+        if not all(map(divergence.is_uniform, outer)):
+            return False
+        if divergence.is_uniform(last):
+            return True
+        is_step = buffer.strides is None and step_of(last, loop.var) == 1
+        return is_step and not any(depends_on(last, var) for var in changing)
+
+    return all(
+        is_adjacent(*access) for s in statements(loop.body) for access in accessed(s)
+    )
 
 
 def _counts(s: Stmt) -> bool:
@@ -180,14 +207,21 @@ def _gang(loop: For, width: int, private: Sequence[Buffer]) -> For:
     rows = _rows(loop)
     _count_together(loop, private)
     _share_reverse_index(loop)
+    _by_element(loop.body, count())
+    gang, extent = Binding("gang", width), loop.extent
+    if extent.is_const and extent.attr <= width:
+        _give_each(loop.body, set(private), loop.var, width)
+        return For(loop.var, extent, [*rows, *loop.body], True, gang, loop.nodes)
     number = Var(f"{loop.var.name}_gang", dtypes.int64)
     lane = Var(f"{loop.var.name}_lane", dtypes.int64)
-    _by_element(loop.body, count())
     _give_each(loop.body, set(private), lane, width)
     first = e.mul(e.read(number), e.index(width))
-    extent = e.binary("min", e.index(width), e.sub(loop.extent, first))
+    if extent.is_const and extent.attr % width == 0:
+        extent = e.index(width)
+    else:
+        extent = e.binary("min", e.index(width), e.sub(extent, first))
     index = Let(loop.var, e.add(first, e.read(lane)))
-    body, gang = [index, *rows, *loop.body], Binding("gang", width)
+    body = [index, *rows, *loop.body]
     inner = For(lane, extent, body, True, gang, loop.nodes)
     blocks = e.div(e.add(loop.extent, e.index(width - 1)), e.index(width))
     return For(number, blocks, [inner], True, loop.binding, loop.nodes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from itertools import groupby
 from math import prod
 from types import MappingProxyType
@@ -60,7 +60,11 @@ NEAR: Final = 16
 """Elements so few places apart run along memory."""
 ROWS_AT_ONCE: Final = 4
 """The rows that are added to a row of sums in one pass over it."""
-FEW_TERMS: Final = 9
+FEW_ROWS: Final = 4
+"""At most so many rows are added in one expression; more, in a loop."""
+REGISTERS: Final = 4
+"""The registers of a row of sums, at most, that stay there until all is added."""
+FEW_TERMS: Final = 16
 """At most so many terms of a sum are written one after the other."""
 LARGEST_ROW: Final = 192
 """Instructions of all terms, at most."""
@@ -338,11 +342,15 @@ class Kernels:
             self.registers([[row[k] for row in rows] for k in range(len(self.types))])
             return
         targets, axis = self.targets(), _last_axis(self.types[0])
+        shape = self.types[0].shape
         if self._reduces_rows(kernel, self.types[0], axis):
-            self._reduce_rows(kernel, self.types[0], axis, targets[0])
+            if self._fits_registers(kernel, self.types[0], axis):
+                element = partial(self._reduce_in_registers, kernel, targets[0])
+                self.b.nest(shape, element)
+            else:
+                self._reduce_rows(kernel, self.types[0], axis, targets[0])
             return
 
-        shape = self.types[0].shape
         few = shape[-1] if shape and self._sums_few(kernel, shape[-1]) else 0
 
         def row(at: Index) -> None:
@@ -485,7 +493,7 @@ class Kernels:
     ) -> None:
         """Accumulate whole rows of the result, so that vectors run along memory."""
         assert isinstance(kernel.combine, str)
-        combine, [init] = kernel.combine, kernel.init
+        [init] = kernel.init
         is_direct = init.dtype is type_.dtype
         sums = out
         if not is_direct:
@@ -500,11 +508,7 @@ class Kernels:
             def accumulate(rows: Sequence[Index]) -> None:
                 def add(j: Index) -> None:
                     i = (*at, *j)
-                    total = sums.read(i)
-                    for r in rows:
-                        [new] = self.b.at(kernel.element, (*i, *r))
-                        total = e.binary(combine, total, new)
-                    self.b.store(sums, i, total)
+                    self.b.store(sums, i, self._plus(kernel, sums.read(i), i, rows))
 
                 self.b.nest(row, add)
 
@@ -521,14 +525,56 @@ class Kernels:
 
         self.b.nest(outer_shape, outer)
 
+    def _reduce_in_registers(self, kernel: Reduction, out: Stored, at: Index) -> None:
+        """Write one element of a short row of results."""
+        if _is_few(kernel.space):
+            [value] = self._reduce_at_once(kernel, at, indices(kernel.space))
+        else:
+            total = self.b.declare(self.b.at(kernel.init, at)[0], "acc")
+
+            def accumulate(rows: Sequence[Index]) -> None:
+                self.b.assign(total, self._plus(kernel, e.read(total), at, rows))
+
+            self._groups_of_rows(kernel, accumulate, fewest=REGISTER_LIMIT + 1)
+            [value] = self._finished(kernel, at, [e.read(total)])
+        self.b.store(out, at, value)
+
+    def _fits_registers(self, kernel: Reduction, type_: TensorType, axis: int) -> bool:
+        """Return whether a row of results is so short that its sums stay in registers
+        until all rows are added to it."""
+        size = type_.shape[axis]
+        most = REGISTERS * self.b.target.vector_width(kernel.init[0].dtype)
+        if not (isinstance(size, int) and size <= most):
+            return False
+        if _is_few(kernel.space):
+            work = sum(map(weight, nodes(*kernel.element)))
+            return prod(kernel.space) * work <= LARGEST_ROW
+        return not is_unrolled(kernel.space)
+
+    def _plus(
+        self, kernel: Reduction, total: Expr, at: Index, rows: Sequence[Index]
+    ) -> Expr:
+        """Return a sum after the elements of some more rows, in this order: extrema of
+        these first, which does not change the result, and takes less time."""
+        assert isinstance(kernel.combine, str)
+        new = [self.b.at(kernel.element, (*at, *r))[0] for r in rows]
+        if kernel.combine in ("min", "max"):
+            new = [reduce(partial(e.binary, kernel.combine), new)]
+        return reduce(partial(e.binary, kernel.combine), new, total)
+
     def _groups_of_rows(
-        self, kernel: Reduction, accumulate: Callable[[Sequence[Index]], None]
+        self,
+        kernel: Reduction,
+        accumulate: Callable[[Sequence[Index]], None],
+        *,
+        fewest: int = 2,
     ) -> None:
         """Write loops over the kernel's space, which accumulate a few rows at a time,
-        in order: the sums are loaded and stored once for all of them."""
+        in order, if there are at least `fewest` groups of them: sums in memory are then
+        loaded and stored once for each group."""
         *outer, count = kernel.space
         is_short = sum(map(weight, nodes(*kernel.element))) <= SHORT_ELEMENT
-        if not (is_short and isinstance(count, int) and count >= 2 * ROWS_AT_ONCE):
+        if not (is_short and isinstance(count, int) and count >= fewest * ROWS_AT_ONCE):
             self.b.nest(kernel.space, lambda r: accumulate([r]), independent=False)
             return
         groups, rest = divmod(count, ROWS_AT_ONCE)
@@ -818,6 +864,12 @@ class Kernels:
             lambda at: self.b.store(copy, at, self.b.at([element], at)[0]),
         )
         return copy
+
+
+def _is_few(space: Shape) -> TypeGuard[tuple[int, ...]]:
+    """Return whether one expression combines all elements of a space."""
+    sizes = [n for n in space if isinstance(n, int)]
+    return len(sizes) == len(space) and prod(sizes) <= FEW_ROWS
 
 
 def _extent(bounds: _Range) -> Size | Expr:

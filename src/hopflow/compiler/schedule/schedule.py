@@ -41,6 +41,7 @@ from hopflow.compiler.schedule.gangs import gangs
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.loops import loops
 from hopflow.compiler.schedule.merge import merge
+from hopflow.compiler.schedule.register_tiles import register_tiles
 from hopflow.compiler.schedule.threads import bind_threads
 from hopflow.compiler.schedule.unroll import unroll
 from hopflow.compiler.schedule.unroll_and_jam import unroll_and_jam
@@ -80,6 +81,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     contract,
     unswitch,
     unroll_and_jam,
+    register_tiles,
     gangs,
 )
 

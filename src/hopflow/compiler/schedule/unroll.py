@@ -10,7 +10,7 @@ will make one are left to it: their vectors need no shuffles. Loops that sum flo
 as they are: the order of a sum is decided when its loop is written.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Final
 
@@ -31,6 +31,7 @@ from hopflow.loop_ir.program import (
     Store,
 )
 from hopflow.loop_ir.walk import (
+    accessed,
     bodies,
     depends_on,
     expressions,
@@ -39,6 +40,7 @@ from hopflow.loop_ir.walk import (
     nodes,
     perfect_nest,
     replace,
+    step_of,
 )
 
 SHORT: Final = 6
@@ -51,7 +53,7 @@ FEWEST: Final = 16
 CHOICES: Final = 4
 """Elements of a row, at most, one of which is read at a position that all rows share,
 and only the run knows: all are read, and it is chosen."""
-WIDEST: Final = 9
+WIDEST: Final = 16
 """Elements of a row, and from one row to the next, at most: vectors are shuffled."""
 LARGEST: Final = 192
 """Instructions of an unrolled row, at most."""
@@ -221,14 +223,7 @@ def _choose_elements(rows: Var, body: Sequence[Stmt]) -> None:
 def _are_near(rows: Var, body: Sequence[Stmt]) -> bool:
     """Return whether a body accesses elements of adjacent rows, a few elements apart,
     or the same elements for all rows."""
-    return all(_is_near(rows, *access) for s in body for access in _accesses(s))
-
-
-def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index]]:
-    for node in loaded(statement):
-        yield node.attr, e.index_of(node)
-    if isinstance(statement, Store):
-        yield statement.buffer, statement.indices
+    return all(_is_near(rows, *access) for s in body for access in accessed(s))
 
 
 def _is_near(rows: Var, buffer: Buffer, at: Index) -> bool:
@@ -238,27 +233,10 @@ def _is_near(rows: Var, buffer: Buffer, at: Index) -> bool:
     [axis, *others], inner = moving, buffer.shape[moving[0] + 1 :]
     if others or buffer.strides is not None:
         return False
-    step = _step(at[axis], rows)
+    step = step_of(at[axis], rows)
     if step is None or not all(extent.is_const for extent in inner):
         return False
     distance: int = prod(extent.attr for extent in inner)
     is_one = distance == 1 and step == 1
     is_known = all(position.is_const for position in at[axis + 1 :])
     return is_one or (is_known and abs(step) * distance <= WIDEST)
-
-
-def _step(position: Expr, rows: Var) -> int | None:
-    """Return by how much a position moves with a variable, if that is a constant and
-    the position is a sum; None: it is something else."""
-    if position.op == "var":
-        return int(position.attr is rows)
-    if position.op == "add":
-        steps = [_step(x, rows) for x in position.args]
-        return None if None in steps else sum(filter(None, steps))
-    if position.op == "sub":
-        x, y = (_step(x, rows) for x in position.args)
-        return None if x is None or y is None else x - y
-    if position.op == "mul" and position.args[1].is_const:
-        step = _step(position.args[0], rows)
-        return None if step is None else step * position.args[1].attr
-    return None if depends_on(position, rows) else 0

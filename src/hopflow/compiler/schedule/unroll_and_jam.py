@@ -17,21 +17,18 @@ gone: contiguous vectors have whole rows, which are shuffled.
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from hopflow import dtypes
-from hopflow.compiler.kernel_passes.reads import weight
-from hopflow.compiler.schedule.copies import copied, substituted
+from hopflow.compiler.schedule.copies import copied
+from hopflow.compiler.schedule.groups import body_size, edit_nests, in_groups
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
-from hopflow.loop_ir.expr import Expr, Var
+from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import For, Let, Program, Stmt, Store
 from hopflow.loop_ir.walk import (
-    bodies,
     depends_on,
-    expressions,
     loaded,
-    nodes,
     perfect_nest,
     same,
 )
@@ -48,18 +45,7 @@ LARGEST: Final = 192
 
 def unroll_and_jam(program: Program, _target: Target) -> None:
     """Edit a program in place, without the functions that it calls."""
-    _edit(program.body)
-
-
-def _edit(body: list[Stmt]) -> None:
-    edited: list[Stmt] = []
-    for statement in body:
-        loops = _jammed(statement) if isinstance(statement, For) else None
-        if loops is None:
-            for inner in bodies(statement):
-                _edit(inner)
-        edited += loops or [statement]
-    body[:] = edited
+    edit_nests(program.body, _jammed)
 
 
 def _jammed(outermost: For) -> list[For] | None:
@@ -75,26 +61,7 @@ def _jammed(outermost: For) -> list[For] | None:
         return None
     if _has_whole_rows(nest, depth):
         return [_without_loop(nest, depth)]
-    extent, name = nest[depth].extent, nest[depth].var.name
-    start, left, loops = e.index(0), extent, list[For]()
-    while (count := _count(nest, left)) >= FEWEST:
-        suffix = f"_{len(loops)}" if loops else ""
-        rows = Var(f"{name}_rows{suffix}", dtypes.int64)
-        first = e.mul(e.read(rows), e.index(count))
-        places = [e.add(first, e.add(start, e.index(k))) for k in range(count)]
-        whole = e.div(left, e.index(count))
-        loops.append(_nest_of(nest, depth, rows, whole, places, suffix))
-        start = e.add(start, e.mul(whole, e.index(count)))
-        left = e.sub(extent, start)
-        if not left.is_const:
-            break
-    if not loops:
-        return None
-    if not left.is_const or left.attr:
-        rest = Var(f"{name}_rest", dtypes.int64)
-        place = e.add(start, e.read(rest))
-        loops.append(_nest_of(nest, depth, rest, left, [place], "_rest"))
-    return loops
+    return in_groups(nest, depth, partial(_count, nest))
 
 
 def _rows(nest: Sequence[For]) -> int | None:
@@ -127,7 +94,7 @@ def _has_whole_rows(nest: Sequence[For], depth: int) -> bool:
         for node in loaded(statement)
         if len(at := e.index_of(node)) > 1 and depends_on(at[-1], rows.var)
     ]
-    return all(columns) and _size(vectors) * rows.extent.attr <= LARGEST
+    return all(columns) and body_size(vectors.body) * rows.extent.attr <= LARGEST
 
 
 def _without_loop(nest: Sequence[For], depth: int) -> For:
@@ -144,54 +111,17 @@ def _without_loop(nest: Sequence[For], depth: int) -> For:
     return remaining
 
 
-def _size(vectors: For) -> int:
-    """Return about how many instructions an iteration takes."""
-    return sum(
-        1 + sum(map(weight, nodes(*expressions(statement))))
-        for statement in vectors.body
-    )
-
-
 def _count(nest: Sequence[For], extent: Expr) -> int:
-    """Return how many rows are computed at once: half as many where none remain."""
+    """Return how many rows are computed at once, or 0: half as many where none
+    remain."""
     vectors = nest[-1]
-    size = _size(vectors)
+    size = body_size(vectors.body)
     count = min(MOST, vectors.binding.width)
     while count >= FEWEST and (
         size * count > LARGEST or (extent.is_const and extent.attr < count)
     ):
         count //= 2
     is_even = extent.is_const and extent.attr % (count // 2 or 1) == 0
-    return count // 2 if count == MOST and is_even and extent.attr % count else count
-
-
-def _nest_of(
-    nest: Sequence[For],
-    depth: int,
-    var: Var,
-    extent: Expr,
-    places: Sequence[Expr],
-    suffix: str,
-) -> For:
-    """Return a copy of a nest with another loop at a depth, whose iterations are those
-    of the old one at `places`.
-
-    Args:
-        suffix: For the names of the other variables; if it is empty, they are the same.
-    """
-    heads = {s: s.var for s in nest}
-    if suffix:
-        heads = {s: Var(f"{s.var.name}{suffix}", dtypes.int64) for s in nest}
-    values = {loop.var: e.read(head) for loop, head in heads.items()}
-    body: list[Stmt] = []
-    for k, place in enumerate(places):
-        row = values | {nest[depth].var: place}
-        body += [copied(s, row, f"{suffix}_{k}") for s in nest[-1].body]
-    for at, loop in reversed([*enumerate(nest)]):
-        head, size = (var, extent) if at == depth else (heads[loop], loop.extent)
-        body = [
-            For(head, substituted(size, values), body, True, loop.binding, loop.nodes)
-        ]
-    [copy] = body
-    assert isinstance(copy, For)
-    return copy
+    if count == MOST and is_even and extent.attr % count:
+        count //= 2
+    return count if count >= FEWEST else 0
