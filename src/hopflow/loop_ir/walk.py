@@ -1,7 +1,7 @@
 """Traversals of expressions and statements."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from hopflow.loop_ir import expr as e
@@ -59,6 +59,11 @@ def nodes(*roots: Expr) -> list[Expr]:
 def depends_on(value: Expr, var: Var) -> bool:
     """Return whether an expression reads a variable."""
     return any(node.op == "var" and node.attr is var for node in nodes(value))
+
+
+def names(value: Expr, variables: Collection[Var]) -> bool:
+    """Return whether an expression reads one of some variables."""
+    return any(node.op == "var" and node.attr in variables for node in nodes(value))
 
 
 def step_of(position: Expr, var: Var) -> int | None:

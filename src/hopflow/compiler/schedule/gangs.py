@@ -58,9 +58,9 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.walk import (
     accessed,
     bodies,
-    depends_on,
     expressions,
     loaded,
+    names,
     nodes,
     replace,
     same,
@@ -174,7 +174,7 @@ def _is_adjacent(loop: For, divergence: Divergence) -> bool:
         if divergence.is_uniform(last):
             return True
         is_step = buffer.strides is None and step_of(last, loop.var) == 1
-        return is_step and not any(depends_on(last, var) for var in changing)
+        return is_step and not names(last, changing)
 
     return all(
         is_adjacent(*access) for s in statements(loop.body) for access in accessed(s)

@@ -23,6 +23,7 @@ The sums of several rows are also independent of each other, so that their laten
 overlap.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from functools import cache, partial
 from math import prod
@@ -44,7 +45,7 @@ from hopflow.loop_ir.program import (
     Stmt,
     Store,
 )
-from hopflow.loop_ir.walk import depends_on, loaded, perfect_nest, statements
+from hopflow.loop_ir.walk import loaded, names, nodes, perfect_nest, statements
 
 MOST: Final = 8
 """Vectors of sums at once, at most: they stay in the registers, with what they read."""
@@ -88,16 +89,14 @@ def register_tiles(program: Program, target: Target) -> None:
 def _may_be_tiled(rows: For) -> bool:
     """Return whether iterations of a loop may run together, statement by statement."""
     inside = list(statements(rows.body))
+    if not rows.independent or not all(isinstance(s, _STATEMENTS) for s in inside):
+        return False
     own = {s.var for s in inside if isinstance(s, Declare)}
-    varying = _dependent(inside, rows.var)
-    for s in inside:
-        if not isinstance(s, _STATEMENTS):
-            return False
-        if isinstance(s, For) and _names(s.extent, varying):
-            return False
-        if isinstance(s, Assign | Accumulate) and s.var not in own:
-            return False
-    return rows.independent
+    if any(isinstance(s, Assign | Accumulate) and s.var not in own for s in inside):
+        return False
+    extents = [s.extent for s in inside if isinstance(s, For) and not s.extent.is_const]
+    varying = _dependent(inside, rows.var) if extents else set()
+    return not any(names(extent, varying) for extent in extents)
 
 
 def _is_tile(s: Stmt, rows: Var, private: Collection[Buffer]) -> TypeGuard[For]:
@@ -118,8 +117,8 @@ def _shares(row: For, rows: Var, private: Collection[Buffer]) -> bool:
     by_rows, by_lane = _dependent(inside, rows), _dependent(inside, row.var)
     own = shared = 0
     for node in (n for s in inside for n in loaded(s)):
-        if _names(node, by_lane):
-            is_own = node.attr in private or _names(node, by_rows)
+        if names(node, by_lane):
+            is_own = node.attr in private or names(node, by_rows)
             own, shared = own + is_own, shared + (not is_own)
     return shared > own and bool(loops)
 
@@ -140,15 +139,18 @@ def _copy(buffer: Buffer, row: int) -> Buffer:
 
 def _dependent(body: Iterable[Stmt], var: Var) -> set[Var]:
     """Return the variables whose values depend on `var`, and itself."""
-    dependent = {var}
-    values = [s for s in body if isinstance(s, Let | Declare | Assign)]
-    while new := {s.var for s in values if _names(s.value, dependent)} - dependent:
+    readers = defaultdict[Var, list[Var]](list)
+    for s in body:
+        if isinstance(s, Let | Declare | Assign):
+            for node in nodes(s.value):
+                if node.op == "var":
+                    readers[node.attr].append(s.var)
+    dependent, pending = {var}, [var]
+    while pending:
+        new = set(readers[pending.pop()]) - dependent
         dependent |= new
+        pending += new
     return dependent
-
-
-def _names(value: Expr, variables: set[Var]) -> bool:
-    return any(depends_on(value, var) for var in variables)
 
 
 def _vectors(row: For, target: Target) -> int:
