@@ -62,7 +62,7 @@ def register_tiles(program: Program, target: Target) -> None:
     uses = cache(lambda: walk.uses(program.body))
     summaries = Summaries()
 
-    def tiled(outermost: For) -> list[For] | None:
+    def tiles_of(outermost: For) -> list[For] | None:
         """Return the nests in place of one; None: there is nothing to gain."""
         nest = perfect_nest(outermost)
         if len(nest) > 1 and _shares(nest[-1], nest[-2].var, ()):
@@ -78,12 +78,16 @@ def register_tiles(program: Program, target: Target) -> None:
         most = min(MOST // vectors, LARGEST // body_size(rows.body))
         if most < 2 or _bytes(private) * most > PRIVATE:
             return None
-        own = {b: [_copy(b, k) for k in range(most)] for b in private}
-        program.arena = [b for b in program.arena if b not in own]
-        program.arena += [b for copies in own.values() for b in copies]
-        return in_groups(nest, len(nest) - 1, partial(_count, most), own)
+        own = {
+            b: [_copy(b, k) for k in range(_count(most, rows.extent))] for b in private
+        }
+        tiled = in_groups(nest, len(nest) - 1, partial(_count, most), own)
+        if tiled is not None:
+            program.arena = [b for b in program.arena if b not in own]
+            program.arena += [b for copies in own.values() for b in copies]
+        return tiled
 
-    edit_nests(program.body, tiled)
+    edit_nests(program.body, tiles_of)
 
 
 def _may_be_tiled(rows: For) -> bool:
@@ -168,5 +172,5 @@ def _count(most: int, left: Expr) -> int:
     if not left.is_const:
         return most
     rows: int = left.attr
-    groups = -(-rows // most)
+    groups = max(1, -(-rows // most))
     return -(-rows // groups)
