@@ -121,6 +121,32 @@ def test_rows_that_go_through_several_products_have_memory_of_their_own() -> Non
     assert len(set(re.findall(r"buffer (b\d+)_\d: f64\[12\] in arena", text))) > 0
 
 
+@pytest.mark.parametrize("count", ["element of the product", "sum of the row"])
+def test_rows_of_different_numbers_of_steps_are_computed_one_by_one(count: str) -> None:
+    """The number passes through memory, or through what the row accumulates."""
+    x, y = drawn((8, 6), "float64"), drawn((6, 6), "float64")
+
+    def row(r: Any, y: Any) -> Any:
+        z = r @ y
+        if count == "sum of the row":
+            steps = hf.sum((r > 0).astype("int64"))
+        else:
+            steps = hf.abs(z[0]).astype("int64") % 5
+        return hf.fori_loop(0, steps, lambda i, a: a * 2 + i + 1, 1), z @ y
+
+    product = one_after_the_other(x, y)
+    if count == "sum of the row":
+        steps = (x > 0).sum(1)
+    else:
+        steps = np.abs(product[:, 0]).astype(int) % 5
+    want = np.ones(8, int)
+    for i in range(6):
+        want = np.where(i < steps, want * 2 + i + 1, want)
+    counted, last = hf.jit(lambda x, y: hf.map(lambda r: row(r, y), x))(x, y)
+    np.testing.assert_array_equal(counted, want)
+    np.testing.assert_allclose(last, one_after_the_other(product, y), rtol=1e-12)
+
+
 def test_rows_that_add_to_one_sum_are_computed_one_by_one() -> None:
     def f(x: Any, y: Any) -> Any:
         return hf.sum(hf.sqrt(hf.abs(x @ y)))

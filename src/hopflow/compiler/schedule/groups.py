@@ -111,7 +111,8 @@ def _nest_of(
     if suffix:
         heads = {s: Var(f"{s.var.name}{suffix}", dtypes.int64) for s in nest}
     values = {loop.var: e.read(head) for loop, head in heads.items()}
-    rows = [values | {nest[depth].var: place} for place in places]
+    own = nest[depth].var
+    rows = [values | {own: substituted(place, values)} for place in places]
     body = _together(nest[-1].body, rows, suffix, private)
     for at, loop in reversed([*enumerate(nest)]):
         head, size = (var, extent) if at == depth else (heads[loop], loop.extent)

@@ -98,9 +98,12 @@ def _may_be_tiled(rows: For) -> bool:
     own = {s.var for s in inside if isinstance(s, Declare)}
     if any(isinstance(s, Assign | Accumulate) and s.var not in own for s in inside):
         return False
-    extents = [s.extent for s in inside if isinstance(s, For) and not s.extent.is_const]
-    varying = _dependent(inside, rows.var) if extents else set()
-    return not any(names(extent, varying) for extent in extents)
+    # What is computed in the body may differ between rows.
+    computed = {rows.var, *own, *(s.var for s in inside if isinstance(s, Let))}
+    extents = nodes(*(s.extent for s in inside if isinstance(s, For)))
+    return not any(
+        n.op == "load" or (n.op == "var" and n.attr in computed) for n in extents
+    )
 
 
 def _is_tile(s: Stmt, rows: Var, private: Collection[Buffer]) -> TypeGuard[For]:
