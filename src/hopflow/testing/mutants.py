@@ -41,6 +41,7 @@ from hopflow.compiler.schedule import (
     coalesce,
     contract,
     copies,
+    groups,
     threads,
     unroll,
     unroll_and_jam,
@@ -390,7 +391,7 @@ def _first_copy() -> Patches:
             copy = replace(copy, value=first.setdefault(statement, copy.value))
         return copy
 
-    return [(unroll, "copied", copied), (unroll_and_jam, "copied", copied)]
+    return [(where, "copied", copied) for where in (unroll, unroll_and_jam, groups)]
 
 
 def _same_mask() -> Patches:
