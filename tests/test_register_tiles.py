@@ -12,6 +12,10 @@ import hopflow as hf
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.pipeline import Executable
 from hopflow.compiler.schedule.register_tiles import MOST
+from hopflow.dtypes import int64
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Var
+from hopflow.loop_ir.walk import step_of
 from hopflow.tensor import EagerTensor
 
 Array = np.ndarray[Any, Any]
@@ -187,6 +191,32 @@ def test_loops_over_examples_in_step_are_lanes(cpu: CpuTarget) -> None:
     f = lambda table: hf.map(one(table), hf.arange(table.shape[1]))  # noqa: E731
     for n in (5, 16, 40, 100):
         compare(f, drawn((20, n), "float64"), cpu=cpu)
+
+
+def test_the_step_of_an_index_of_shared_or_many_terms() -> None:
+    """Each node is visited once, without recursion."""
+    i, j = Var("i", int64), Var("j", int64)
+    shared = many = e.read(i)
+    for _ in range(60):
+        shared = e.add(shared, shared)
+    for _ in range(5000):
+        many = e.add(many, e.read(j))
+    assert step_of(shared, i) == 2**60
+    assert step_of(many, i) == 1
+    assert step_of(many, j) == 5000
+    assert step_of(e.sub(e.mul(e.read(i), e.index(3)), many), i) == 2
+    assert step_of(e.mul(e.read(i), e.read(j)), i) is None
+    assert step_of(e.mul(e.read(j), e.read(j)), i) == 0
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 41])
+def test_tiles_of_a_number_of_rows_that_the_run_knows(rows: int) -> None:
+    y = drawn((5, 8), "float64")
+    f = hf.jit(lambda x: x @ hf.asarray(y), dynamic=True)
+    for size in (3, rows):
+        x = drawn((size, 5), "float64")
+        np.testing.assert_array_equal(f(x), one_after_the_other(x, y))
+    assert "_rows in" in f.loop_ir
 
 
 @pytest.mark.parametrize("transform", ["grad", "vmap", "dynamic"])

@@ -69,18 +69,21 @@ def names(value: Expr, variables: Collection[Var]) -> bool:
 def step_of(position: Expr, var: Var) -> int | None:
     """Return by how much a position moves with a variable, if that is a constant and
     the position is a sum; None: it is something else."""
-    if position.op == "var":
-        return int(position.attr is var)
-    if position.op == "add":
-        steps = [step_of(x, var) for x in position.args]
-        return None if None in steps else sum(filter(None, steps))
-    if position.op == "sub":
-        x, y = (step_of(x, var) for x in position.args)
-        return None if x is None or y is None else x - y
-    if position.op == "mul" and position.args[1].is_const:
-        step = step_of(position.args[0], var)
-        return None if step is None else step * position.args[1].attr
-    return None if depends_on(position, var) else 0
+    steps: dict[Expr, int | None] = {}
+    for node in nodes(position):
+        parts = [steps[x] for x in node.args]
+        x, y = (*parts, None, None)[:2]
+        if node.op == "var":
+            steps[node] = int(node.attr is var)
+        elif all(part == 0 for part in parts):
+            steps[node] = 0
+        elif node.op in ("add", "sub") and x is not None and y is not None:
+            steps[node] = x + y if node.op == "add" else x - y
+        elif node.op == "mul" and node.args[1].is_const and x is not None:
+            steps[node] = x * node.args[1].attr
+        else:
+            steps[node] = None
+    return steps[position]
 
 
 def attribute(node: Expr) -> Hashable:
