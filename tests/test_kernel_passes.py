@@ -1,6 +1,7 @@
 """Passes over kernel programs: the text of small programs before and after."""
 
 import contextlib
+import re
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -17,6 +18,7 @@ from hopflow.compiler.kernel_passes.carries import MOST_ROUNDS, carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
 from hopflow.compiler.kernel_passes.flags import flags
+from hopflow.compiler.kernel_passes.guards import guards
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
@@ -626,6 +628,85 @@ def test_an_index_out_of_range_stops_a_gather(dtype: str, n: int) -> None:
         bad[at] = 100
         with pytest.raises(IndexingError, match="index 100 is out of range"):
             f(x, hf.asarray(bad))
+
+
+# --- guards ---------------------------------------------------------------------------
+
+
+GUARDS = *POSTPONED, guards
+
+
+def guarded(f: Any, *args: Any) -> list[str]:
+    """The equations after `guards` that read under a condition."""
+    found = lines(after(*GUARDS, of=f, args=args))
+    return [line for line in found if re.search(r"\(x\[.* if k\[", line)]
+
+
+def test_what_an_earlier_check_has_found_guards_nothing() -> None:
+    def f(x: Any, y: Any, k: Any) -> Any:
+        return hf.segment_sum(x[k] * y, k * 2, 9)
+
+    args = X, X[:5], AT
+    assert "free check index: k" in after(*GUARDS, of=f, args=args)
+    assert guarded(f, *args) == []
+    agree(f, *args)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, k: x[k] + 1.0,
+        lambda x, k: hf.sum(hf.sqrt(x[k])),
+    ],
+    ids=["element", "sum"],
+)
+def test_what_comes_before_its_check_is_guarded(f: Any) -> None:
+    assert guarded(f, X, AT) != []
+    agree(f, X, AT)
+
+
+def test_a_guard_of_other_axes_of_the_same_sizes_is_redundant() -> None:
+    def f(x: Any, y: Any, k: Any) -> Any:
+        return y[:, None] + x[k]
+
+    args = X, X[:1], AT
+    assert "x[select(k[i1] < 0" in after(*GUARDS, of=f, args=args)
+    assert guarded(f, *args) == []
+    agree(f, *args)
+
+
+def test_a_check_of_a_part_says_nothing_of_the_whole() -> None:
+    def f(x: Any, y: Any, k: Any) -> Any:
+        return hf.segment_sum(x[k[:3]], k[:3] * 2, 9), hf.sum(hf.sqrt(x[k]))
+
+    args = hf.asarray(X), hf.asarray(X), hf.asarray(np.array([0, 1, 2, 9, 9]))
+    with pytest.raises(IndexingError, match="index 9 is out"):
+        hf.jit(f)(*args)
+    assert guarded(f, X, X, AT) != []
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_check_of_no_elements_says_nothing(dynamic: bool) -> None:
+    """No axis is in its condition, which fails, but there are no elements."""
+    f = hf.jit(lambda d, rows: (rows // d, d != 0), dynamic=dynamic)
+    assert [x.tolist() for x in f(np.array(2), np.array([4, 6]))] == [[2, 3], True]
+    assert [x.tolist() for x in f(np.array(0), np.array([], int))] == [[], False]
+
+
+def test_the_condition_of_a_check_is_true_in_inner_blocks_and_not_behind_its_own() -> (
+    None
+):
+    def f(x: Any, y: Any, k: Any) -> Any:
+        def step(i: Any, total: Any) -> Any:
+            return total + hf.segment_sum(x[k + i] * y, k, 9)
+
+        start = hf.zeros(9, dtype=hf.float64)
+        return hf.fori_loop(0, hf.sum(k) * 0, step, start), x[k] + 1.0
+
+    args = X, X[:5], AT
+    assert guarded(f, *args) != []
+    agree(lambda *args: f(*args)[0], *args)
+    agree(lambda *args: f(*args)[1], *args)
 
 
 def gathered(x: Any, k: Any) -> Any:

@@ -98,9 +98,14 @@ def _may_be_tiled(rows: For) -> bool:
     own = {s.var for s in inside if isinstance(s, Declare)}
     if any(isinstance(s, Assign | Accumulate) and s.var not in own for s in inside):
         return False
+    return _have_same_steps(inside, rows.var)
+
+
+def _have_same_steps(body: Collection[Stmt], rows: Var) -> bool:
+    """Return whether each loop in a body has as many steps for all rows."""
     # What is computed in the body may differ between rows.
-    computed = {rows.var, *own, *(s.var for s in inside if isinstance(s, Let))}
-    extents = nodes(*(s.extent for s in inside if isinstance(s, For)))
+    computed = {rows, *(s.var for s in body if isinstance(s, Declare | Let))}
+    extents = nodes(*(s.extent for s in body if isinstance(s, For)))
     return not any(
         n.op == "load" or (n.op == "var" and n.attr in computed) for n in extents
     )

@@ -15,6 +15,7 @@ from hopflow.compiler.kernel_passes.carries import carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
 from hopflow.compiler.kernel_passes.flags import flags
+from hopflow.compiler.kernel_passes.guards import guards
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.masked_updates import masked_updates
@@ -64,6 +65,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     branches,
     simplify,
     postpone,
+    guards,
     split,
     pack,
 )
