@@ -38,7 +38,7 @@ from hopflow.testing.transforms import tape
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified")]
 
-EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
+EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen", "examples")
 Test = Callable[..., None]
 CHEAP: Final = [name for name, execution in REGISTRY.items() if execution.cheap]
 whole = programs("exact", operators=EVERY, mutation=True)

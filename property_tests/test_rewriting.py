@@ -24,7 +24,7 @@ from hopflow.testing.strategies import BODIES, BRANCHES, programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verified", "rewritten")]
 
-EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
+EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen", "examples")
 
 
 def transformed(module: GraphModule) -> GraphModule:

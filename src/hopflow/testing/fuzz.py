@@ -82,7 +82,7 @@ def _is_float(type_: str) -> bool:
     return type_.startswith(("f", "bf"))
 
 
-EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen")
+EVERY: Final = (*BRANCHES, *BODIES, "custom_vjp", "grow", "chosen", "examples")
 
 SLICE: Final = 30
 """The number of programs per seed, for which Hypothesis is restarted; its first ten
@@ -129,7 +129,11 @@ BEYOND: Final = {
 }
 SIZED: Final = {"weights": {"sized": 8}, "size": 4}
 RESIZED: Final = ["dynamic", "dynamic, other sizes first"]
-MULTIPLIED: Final = {"weights": dict.fromkeys(PRODUCTS, 8), "size": 4}
+MULTIPLIED: Final = {
+    "operators": (*BRANCHES, *BODIES, "examples"),
+    "weights": dict.fromkeys(PRODUCTS, 8) | {"examples": 3},
+    "size": 4,
+}
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
 """Programs without unbacked sizes, which JAX and batching support."""
 

@@ -42,6 +42,7 @@ from hopflow.compiler.schedule import (
     contract,
     copies,
     groups,
+    register_tiles,
     threads,
     unroll,
     unroll_and_jam,
@@ -394,6 +395,18 @@ def _first_copy() -> Patches:
     return [(where, "copied", copied) for where in (unroll, unroll_and_jam, groups)]
 
 
+def _one_memory() -> Patches:
+    right = register_tiles._copy
+
+    def copy(buffer: Buffer, row: int) -> Buffer:
+        """Let all rows of a tile share what is private to each."""
+        del row
+        return copies_of.setdefault(buffer, right(buffer, 0))
+
+    copies_of: dict[Buffer, Buffer] = {}
+    return [(register_tiles, "_copy", copy)]
+
+
 def _same_mask() -> Patches:
     right = masked_updates._choices
 
@@ -580,6 +593,15 @@ _SHORT_ROWS: Final[Mapping[str, Any]] = {
     "weights": {"conv": 12, "repeat": 12, "sum": 6, "max": 6},
 }
 
+_TILES: Final[Mapping[str, Any]] = {
+    "aliasing": True,
+    "operations": ["add"],
+    "operators": ["examples"],
+    "depth": 1,
+    "size": 3,
+    "weights": dict.fromkeys(ALIASING, 0),
+}
+
 _NO_ALIASING: Final = dict.fromkeys(ALIASING, 0)
 _IN_PLACE: Final[Mapping[str, Any]] = {
     "aliasing": True,
@@ -735,6 +757,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "first of all copies": Mutant(
         _first_copy, ["jit"], kind="large", options=_SHORT_ROWS
     ),
+    "steps of the first row": Mutant(
+        lambda: [(register_tiles, "_have_same_steps", lambda *_: True)],
+        ["jit"],
+        options=_TILES,
+    ),
+    "memory of the first row": Mutant(_one_memory, ["jit"], options=_TILES),
     "mask of the other side": Mutant(
         _same_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}
     ),

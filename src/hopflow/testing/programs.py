@@ -547,6 +547,36 @@ def _chosen(p: Pool, ns: Sequence[int], body: Steps) -> Any:
     return carry, p.bounded(p.m.sum(ys, axis=0))
 
 
+def _examples(p: Pool, ns: Sequence[int], body: Steps) -> Any:
+    """A map over rows that are multiplied by a matrix, or by two, and each of which has
+    its own number of steps of a loop."""
+    x = p.number(p.array(ns[1]))
+    if x.ndim == 0 or x.ndim > 2:
+        x = p.number(p.like(ns[1], lambda v: v.ndim == 2 and 0 not in v.shape))
+    if x.ndim == 1:
+        x = x[:, None]
+    if x.ndim == 0 or max(x.shape) > p.terms(x, x):
+        return x
+    turned = p.m.matrix_transpose(x)
+
+    def f(row: Any) -> Any:
+        first = p.bounded(row @ turned)
+        second = p.bounded(first @ x)
+        child = p.child(first, second, writable=row, writes=False)
+        body(child)
+        counted = (row, first, second)[ns[2] % 3]
+        count = p.m.sum(p.m.astype(counted > p.threshold, p.m.int64))
+
+        def step(i: Any, *carry: Any) -> Any:
+            inner = child.child(p.m.astype(i, p.m.int64), writable=carry, writes=False)
+            return _body(inner, body, carry, ns[1] % 3)
+
+        steps = p.lib.fori(0, p.m.remainder(count, 4), step, _carry(child, ns))
+        return child.pick(ns[3]), steps
+
+    return p.lib.map(f, x)
+
+
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "cond": _cond,
     "switch": _switch,
@@ -560,6 +590,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "custom_vjp": _custom("custom_vjp"),
     "grow": _grow,
     "chosen": _chosen,
+    "examples": _examples,
 }
 
 

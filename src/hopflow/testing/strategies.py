@@ -155,7 +155,8 @@ def programs(
             infinities, signed zeros, denormals and extremes of integers, also in every
             bit. "smooth": floats, for derivatives.
         operators: Names of `OPERATORS`; "grow" and "chosen" have sizes that are known
-            only at run time, "custom_vjp" has no forward mode. And your operators, or
+            only at run time, "custom_vjp" has no forward mode, "examples" maps over
+            rows that are multiplied and make steps of their own. And your operators, or
             functions that call them: with tensors of one type, and functions from
             tensors to as many of the same types (`repeat(f, x)`). They must terminate
             for all functions. Options have their defaults.
