@@ -668,6 +668,50 @@ def test_a_masked_load_comes_before_the_store_that_follows_it(is_gather: bool) -
         assert found == n
 
 
+NARROWED: Final = [
+    (dtypes.int32, dtypes.int8),
+    (dtypes.int32, dtypes.int16),
+    (int64, dtypes.int32),
+    (float32, dtypes.bfloat16),
+    (float32, bool_),
+]
+
+
+@pytest.mark.parametrize(("wide", "narrow"), NARROWED, ids=str)
+@pytest.mark.parametrize("binding", ["vector", "gang", "gang of a constant extent"])
+def test_a_store_of_one_known_lane_writes_one_narrower_element(
+    binding: str, wide: DType, narrow: DType
+) -> None:
+    """Where LLVM 22 sees that one lane of a mask is set, it stores the element as wide
+    as it was computed."""
+    x = Buffer("x", wide, (SIZE,), "input")
+    m, value = Var("m", int64), Var("value", wide)
+    body: list[Stmt]
+    if binding == "vector":
+        # LLVM computes the extent, which is 1.
+        out, last = Buffer("out", narrow, (e.index(1),), "output"), 0
+        body = [
+            Let(m, e.add(SIZE, e.index(1))),
+            For(
+                J,
+                e.sub(e.read(m), SIZE),
+                [Store(out, (AT,), e.cast(e.load(x, (AT,)), narrow))],
+                True,
+                vector(16),
+            ),
+        ]
+    else:
+        out, last = Buffer("out", narrow, (e.index(8),), "output"), 7
+        store = Store(out, (AT,), e.cast(e.read(value), narrow))
+        test = e.compare("eq", AT, e.index(last))
+        lanes: list[Stmt] = [Let(value, e.load(x, (AT,))), If(test, [store])]
+        extent = e.index(8) if "constant" in binding else SIZE
+        body = [For(J, extent, lanes, True, Binding("gang", 8))]
+    native = program(body, sizes=[N], inputs=[x], outputs=[out])
+    [got] = call(compile_program(native, host()), [8], [np.full(8, 5, wide.dtype)])
+    assert got[last] == narrow.dtype.type(5)
+
+
 # --- statements -----------------------------------------------------------------------
 
 
