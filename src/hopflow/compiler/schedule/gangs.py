@@ -24,7 +24,7 @@ before the first step: in active lanes its value is the same.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
 from itertools import count
 from math import prod
@@ -96,8 +96,7 @@ def gangs(program: Program, target: Target) -> None:
                     for t in inner
                     if _is_independent(t)
                 ):
-                    private = private_to(summaries.of(s), named())
-                    body[k] = _gang(s, width, private)
+                    body[k] = _gang(s, width, summaries.of(s), named())
                     continue
             pending += bodies(s)
 
@@ -145,12 +144,14 @@ def _width(
     traps = any(isinstance(s, Trap) for s in inside)
     if traps and any(node.attr in rows for s in inside for node in loaded(s)):
         return 1
+    if not any(map(_may_diverge, inside)) and not _is_adjacent(inside, loop.var):
+        return 1
     divergence = Divergence(loop, private)
     counted = {c.counter.var for c in _counters(loop, divergence)}
     for node in (n for b in allocated for n in nodes(*b.shape)):
         if node.op == "var" and node.attr in divergence.varying.difference(counted):
             return 1  # the shape differs between lanes
-    pays = divergence.diverges or _is_adjacent(loop, divergence)
+    pays = divergence.diverges or _is_adjacent(inside, loop.var, divergence)
     width = target.gang_width(loop, divergence) if pays else 1
     if loop.extent.is_const:
         while width > 1 and width >= 2 * loop.extent.attr:
@@ -158,9 +159,21 @@ def _width(
     return width
 
 
-def _is_adjacent(loop: For, divergence: Divergence) -> bool:
-    """Return whether all that the lanes access differently are adjacent elements."""
-    changing = divergence.varying.difference({loop.var})
+def _may_diverge(s: Stmt) -> bool:
+    return isinstance(s, While | If) or (isinstance(s, For) and not s.extent.is_const)
+
+
+def _is_adjacent(
+    body: Sequence[Stmt], lane: Var, divergence: Divergence | None = None
+) -> bool:
+    """Return whether all that the lanes access differently are adjacent elements, as
+    far as it is known from `lane` alone, if `divergence` is not given."""
+    changing = divergence.varying.difference({lane}) if divergence else ()
+
+    def is_uniform(position: Expr) -> bool:
+        if divergence is None:
+            return not names(position, {lane})
+        return divergence.is_uniform(position)
 
     def is_adjacent(buffer: Buffer, at: Index) -> bool:
         long = [
@@ -169,16 +182,14 @@ def _is_adjacent(loop: For, divergence: Divergence) -> bool:
             if not (n.is_const and n.attr == 1)
         ]
         *outer, last = long or [e.index(0)]
-        if not all(map(divergence.is_uniform, outer)):
+        if not all(map(is_uniform, outer)):
             return False
-        if divergence.is_uniform(last):
+        if is_uniform(last):
             return True
-        is_step = buffer.strides is None and step_of(last, loop.var) == 1
+        is_step = buffer.strides is None and step_of(last, lane) == 1
         return is_step and not names(last, changing)
 
-    return all(
-        is_adjacent(*access) for s in statements(loop.body) for access in accessed(s)
-    )
+    return all(is_adjacent(*access) for s in body for access in accessed(s))
 
 
 def _counts(s: Stmt) -> bool:
@@ -202,10 +213,12 @@ def _is_short(buffer: Buffer) -> bool:
 # --- rewriting ------------------------------------------------------------------------
 
 
-def _gang(loop: For, width: int, private: Sequence[Buffer]) -> For:
+def _gang(loop: For, width: int, summary: Summary, uses: Counter[Buffer]) -> For:
     """Return the loop over gangs, whose inner loop runs the iterations as lanes."""
-    rows = _rows(loop)
-    _count_together(loop, private)
+    private = private_to(summary, uses)
+    rows = _rows(loop, summary.stored)
+    if any(isinstance(s, While) for s in statements(loop.body)):
+        _count_together(loop, private)
     _share_reverse_index(loop)
     _by_element(loop.body, count())
     gang, extent = Binding("gang", width), loop.extent
@@ -384,10 +397,9 @@ def _renamed(old: Var, new: Var, node: Expr) -> Expr | None:
     return e.read(new) if node.op == "var" and node.attr is old else None
 
 
-def _rows(loop: For) -> list[Stmt]:
+def _rows(loop: For, stored: Collection[Buffer]) -> list[Stmt]:
     """Read before the loops inside `loop` the elements of its rows that their steps
     would all read."""
-    stored = Summary.of(loop).stored
     reads: list[tuple[Expr, Let]] = []
     for outer in loop.body:
         inside = [s for inner in bodies(outer) for s in statements(inner)]
