@@ -285,7 +285,8 @@ class TopK(NamedTuple):
 def top_k(x: Any, k: Size, /, *, axis: int = -1) -> TopK:
     """Return the `k` largest elements along an axis, descending, and their indices.
 
-    Equal elements keep their order. NaNs are greater than any number.
+    Equal elements keep their order, -0.0 and 0.0 among them (JAX takes -0.0 for less).
+    NaNs are greater than any number.
 
     Raises:
         AxisError: `x` has no such axis.

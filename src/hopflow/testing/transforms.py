@@ -131,7 +131,8 @@ def _batched(x: Array, *, exact: bool) -> Array:
         return np.stack([x, ~x, x & False])
     if as_dtype(x.dtype).is_float:
         other = x[::-1] * np.asarray(0.5, x.dtype) if x.ndim else -x
-        return np.stack([x, np.trunc(other) if exact else other, x * 0])
+        # JAX's `top_k` takes -0.0 for less than 0.0.
+        return np.stack([x, np.trunc(other) if exact else other, np.zeros_like(x)])
     return np.stack([x, x - 1, x + 2])
 
 
