@@ -18,8 +18,8 @@ from hopflow.compiler.kernel_passes.carries import MOST_ROUNDS, carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
 from hopflow.compiler.kernel_passes.flags import flags
-from hopflow.compiler.kernel_passes.guards import guards
 from hopflow.compiler.kernel_passes.hoist import hoist
+from hopflow.compiler.kernel_passes.implied_conditions import implied_conditions
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.postpone import postpone
@@ -630,15 +630,15 @@ def test_an_index_out_of_range_stops_a_gather(dtype: str, n: int) -> None:
             f(x, hf.asarray(bad))
 
 
-# --- guards ---------------------------------------------------------------------------
+# --- implied conditions ---------------------------------------------------------------
 
 
-GUARDS = *POSTPONED, guards
+IMPLIED = *POSTPONED, implied_conditions
 
 
 def guarded(f: Any, *args: Any) -> list[str]:
-    """The equations after `guards` that read under a condition."""
-    found = lines(after(*GUARDS, of=f, args=args))
+    """The equations after `implied_conditions` that read under a condition."""
+    found = lines(after(*IMPLIED, of=f, args=args))
     return [line for line in found if re.search(r"\(x\[.* if k\[", line)]
 
 
@@ -647,7 +647,7 @@ def test_what_an_earlier_check_has_found_guards_nothing() -> None:
         return hf.segment_sum(x[k] * y, k * 2, 9)
 
     args = X, X[:5], AT
-    assert "free check index: k" in after(*GUARDS, of=f, args=args)
+    assert "free check index: k" in after(*IMPLIED, of=f, args=args)
     assert guarded(f, *args) == []
     agree(f, *args)
 
@@ -670,7 +670,7 @@ def test_a_guard_of_other_axes_of_the_same_sizes_is_redundant() -> None:
         return y[:, None] + x[k]
 
     args = X, X[:1], AT
-    assert "x[select(k[i1] < 0" in after(*GUARDS, of=f, args=args)
+    assert "x[select(k[i1] < 0" in after(*IMPLIED, of=f, args=args)
     assert guarded(f, *args) == []
     agree(f, *args)
 

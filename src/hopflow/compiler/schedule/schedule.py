@@ -15,8 +15,8 @@ from hopflow.compiler.kernel_passes.carries import carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
 from hopflow.compiler.kernel_passes.flags import flags
-from hopflow.compiler.kernel_passes.guards import guards
 from hopflow.compiler.kernel_passes.hoist import hoist
+from hopflow.compiler.kernel_passes.implied_conditions import implied_conditions
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.masked_updates import masked_updates
 from hopflow.compiler.kernel_passes.pack import pack
@@ -65,7 +65,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     branches,
     simplify,
     postpone,
-    guards,
+    implied_conditions,
     split,
     pack,
 )

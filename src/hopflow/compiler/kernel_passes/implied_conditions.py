@@ -1,4 +1,4 @@
-"""Guards that a check before them makes redundant are dropped.
+"""Conditions that a check before them implies are dropped.
 
     free check index: k[i0] < 8 for i0 < 5
     v1: f64[3, 5] = (x[k[i1]] if k[i1] < 8) + y[i0] for i0 < 3, i1 < 5
@@ -8,8 +8,8 @@
 
 A free check is tested before the next equation that is no check, so that its condition
 holds in what follows, also in the blocks of operators. It holds at all indices of its
-space: a guard is redundant if it is the same expression over axes of the same lengths.
-What comes before the check, and shares its loop, keeps the guard (see `postpone`).
+space, and implies the same expression over axes of the same lengths. What comes before
+the check, and shares its loop, keeps the condition (see `postpone`).
 """
 
 from typing import TypeAlias
@@ -40,13 +40,13 @@ from hopflow.loop_ir.walk import Interned, nodes
 _Key: TypeAlias = tuple[Expr, tuple[object, ...]]
 
 
-def guards(program: KernelProgram, _context: Context) -> None:
+def implied_conditions(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    _Guards().block(program.block)
+    _Known().block(program.block)
 
 
-class _Guards:
-    """Drops guards; knows the conditions that hold at an equation."""
+class _Known:
+    """Drops conditions; knows those that hold at an equation."""
 
     def __init__(self) -> None:
         self._interned = Interned()
@@ -80,7 +80,7 @@ class _Guards:
                 self._ops.add(part.op)
 
     def _without(self, equation: Equation, definition: Definition) -> Definition:
-        """Return a definition without redundant guards."""
+        """Return a definition without the conditions that hold."""
         space = space_of(equation)
 
         def simpler(root: Expr) -> Expr:
