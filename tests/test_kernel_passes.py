@@ -685,6 +685,24 @@ def test_a_check_of_a_part_says_nothing_of_the_whole() -> None:
     assert guarded(f, X, X, AT) != []
 
 
+def test_a_check_of_the_first_elements_says_nothing_of_the_mask_that_counts_them() -> (
+    None
+):
+    """The result of `nonzero` is as long as what the check is over; its mask is not."""
+
+    def f(x: Any, k: Any, m: Any) -> Any:
+        mask = (k < 8) & m
+        n = hf.count_nonzero(mask).item()
+        hf.check_is_size(n, max=k.shape[0])
+        head = k[:n]
+        return hf.segment_sum(x[head], head, 8), hf.nonzero(mask)[0]
+
+    m = np.array([0, 1, 1, 0, 0, 0], bool)
+    total, found = hf.jit(f)(X, np.array([0, 99, 1, 99, 2, 3]), m)
+    assert total.tolist() == [0.0] * 8
+    assert found.tolist() == [2]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_check_of_no_elements_says_nothing(dynamic: bool) -> None:
     """No axis is in its condition, which fails, but there are no elements."""

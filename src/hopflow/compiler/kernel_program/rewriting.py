@@ -122,6 +122,8 @@ def space_of(equation: Equation) -> Shape:
     definition = equation.definition
     if isinstance(definition, d.Scatter):
         return definition.space
+    if isinstance(definition, d.Compact):
+        return (definition.length,)
     shape = equation.results[0].shape if equation.results else ()
     if isinstance(definition, d.Reduction):
         return (*shape, *definition.space)
