@@ -457,6 +457,27 @@ def test_few_products_are_written_out_and_many_are_a_product_of_matrices() -> No
     assert "threads independent" in many  # examples
 
 
+def test_a_long_filter_reads_the_signal_and_writes_the_result_where_they_are() -> None:
+    x, w = np.ones((1, 1, 1064), "f"), np.linspace(0, 1, 64, dtype="f")[None, None]
+    jitted = hf.jit(hf.conv)
+    np.testing.assert_allclose(jitted(x, w), np.full((1, 1, 1001), w.sum()), 1e-5)
+    [call] = [row for row in jitted.loop_ir.splitlines() if "call " in row]
+    assert "gemm_windows(in1[0, 0], in0[0, 0], " in call
+    assert ", out0[0], " in call
+    jitted(x.astype("int32"), w.astype("int32"))
+    assert "gemm_windows" not in jitted.loop_ir
+
+
+@pytest.mark.parametrize("taps", [48, 49, 64])
+@pytest.mark.parametrize("size", [64, 80, 300])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_filters_of_any_length(taps: int, size: int, groups: int, dtype: str) -> None:
+    case = Case((2, 3, size), (3, 3 // groups, taps), groups=groups)
+    x, w = case.operands(dtype)
+    close(hf.jit(case.ours)(x, w), case.ours(x, w))
+
+
 def test_results_have_the_same_bits_on_several_threads() -> None:
     before = hf.config.num_threads
     case = Case((2, 16, 40, 40), (64, 16, 3, 3), padding=1)

@@ -149,7 +149,7 @@ def test_large_products_have_the_same_bits_on_several_threads(
         assert len(set(found)) == 1
         scale = np.abs(a) @ np.abs(b)
         assert (np.abs(np.asarray(run(x, y)) - a @ b) <= k * eps * scale).all()
-        assert "shared(ptr %block" in run.llvm_ir
+        assert "@hf_shared_gemm(ptr %block" in run.llvm_ir
 
 
 @pytest.mark.parametrize("shape", [(200, 40, 50, 60), (3, 300, 200, 200), (0, 2, 2, 2)])
@@ -284,6 +284,33 @@ def products(xs: Any) -> Any:
 
 
 WEIGHTS = hf.asarray(np.random.default_rng(1).standard_normal((30, 48, 48)) / 7)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: (hf.sort(x), hf.argsort(x, descending=True)),
+        lambda x: (hf.sort(x, axis=0),),
+        lambda x: hf.top_k(x, 3),
+    ],
+    ids=["last axis", "first axis", "top_k"],
+)
+@pytest.mark.parametrize("shape", [(400, 700), (3, 5, 40_000), (1, 9), (0, 5)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_are_sorted_on_several_threads(
+    f: Any, shape: tuple[int, ...], dynamic: bool
+) -> None:
+    """The memory that a sort needs is that of a thread, also between guard pages."""
+    x = np.random.default_rng(0).integers(0, 100, shape).astype("f")
+    jitted, found = hf.jit(f, dynamic=dynamic), []
+    for count in COUNTS:
+        hf.config.num_threads = count
+        found.append([np.asarray(y) for y in jitted(x)])
+    for other in [*found[1:], f(x)]:
+        for y, z in zip(other, found[0], strict=True):
+            np.testing.assert_array_equal(np.asarray(y), z)
+    if len(shape) == 3 or shape[0] > 1:
+        assert "threads independent" in jitted.loop_ir
 
 
 def joined(xs: Any) -> Any:

@@ -19,8 +19,8 @@ For the native side, which calls Fortran's column-major routines:
   LAPACK's 32-bit integers, the status is -1.
 - The result of a call is its status: 0, or LAPACK's `info`. If it is not 0, the
   contents of written arrays are undefined.
-- Matrix products are native code of hopflow; large ones use several threads. Nearly all
-  the rest is Fortran.
+- Matrix products and sorts are native code of hopflow; large products use several
+  threads. Nearly all the rest is Fortran.
 """
 
 import time
@@ -54,6 +54,8 @@ class Array:
 class Routine:
     """A library routine. `reference` runs it on NumPy arrays of the declared shapes
     (which it writes in place), with scalars and flags as ints, and returns the status.
+    One that is `native` is code of hopflow, which several threads may run at once; the
+    others are those of a library that has threads of its own.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Routine:
     doc: str
     reference: Reference
     flags: tuple[str, ...] = ()
+    native: bool = False
 
     @property
     def reads(self) -> frozenset[int]:
@@ -111,6 +114,7 @@ def _gemm(name: str, a_transposed: bool, b_transposed: bool) -> Routine:
         ("m", "n", "k"),
         f"out = {a} @ {b}; zeros if k is 0.",
         reference,
+        native=True,
     )
 
 
@@ -139,6 +143,7 @@ _GEMM_WINDOWS: Final = Routine(
     that does not.
     """,
     _run_gemm_windows,
+    native=True,
 )
 
 
@@ -445,6 +450,7 @@ _ARGSORT: Final = Routine(
     """,
     _run_argsort,
     ("descending",),
+    native=True,
 )
 
 
@@ -468,6 +474,7 @@ _TOP_ORDER: Final = Routine(
     ("n", "k"),
     """The first `k` positions of the descending order of `keys`; see "argsort".""",
     _run_top_order,
+    native=True,
 )
 
 

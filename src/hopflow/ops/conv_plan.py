@@ -45,8 +45,11 @@ Insert: TypeAlias = Callable[..., Any]
 
 FEW_OUTPUTS: Final = 4
 """Output channels of a group, fewer than which are not a product of matrices."""
-LONGEST_SUM: Final = 160
-"""Products that are written out."""
+LONGEST_SUM: Final = 48
+"""Products that are written out, if a product of matrices is the other way: more take
+as long to run, and longer to compile."""
+LONGEST_INTEGER_SUM: Final = 160
+"""Products that are written out, if sums along the window are the other way."""
 SPLIT: Final = 1 << 20
 """Multiplications of a convolution that is worth being several."""
 MOST_PIECES: Final = 16
@@ -60,8 +63,10 @@ READ: Final = 8
 MOVE: Final = 16
 """The cost of copying an element to another order of axes, in multiplications."""
 WASTE: Final = 4
-"""The ratio of computed to needed places above which a sum along the window is better:
-one of few output channels is, whenever places are wasted."""
+"""The ratio of computed to needed places above which a sum along the window is better.
+"""
+WASTE_OF_FEW: Final = 1.5
+"""The same for few output channels."""
 TYPICAL: Final = 64
 """The assumed value of a symbolic size, and of a symbolic batch."""
 
@@ -100,6 +105,12 @@ class Conv:
     def products(self) -> Size:
         """The number of products in an element of the result."""
         return prod(self.w.shape[1:], start=1)
+
+    @property
+    def longest_sum(self) -> int:
+        """The greatest number of products that are written out."""
+        is_float = self.x.dtype in BLAS_TYPES
+        return LONGEST_SUM if is_float else LONGEST_INTEGER_SUM
 
     @property
     def lengths(self) -> Shape:
@@ -150,9 +161,9 @@ def _typical(*sizes: Size) -> int:
 def is_written_out(x: TensorType, w: TensorType, params: dict[str, Any]) -> bool:
     """Return whether an element is an expression of all its products: if there are few,
     and nothing is padded."""
-    products = prod(w.shape[1:], start=1)
-    is_short = isinstance(products, int) and 0 < products <= LONGEST_SUM
-    return is_short and not Conv(x, w, **params).is_padded
+    conv = Conv(x, w, **params)
+    is_short = isinstance(conv.products, int) and 0 < conv.products <= conv.longest_sum
+    return is_short and not conv.is_padded
 
 
 def axis_to_split(conv: Conv) -> int | None:
@@ -175,7 +186,7 @@ def plan_of(conv: Conv) -> Plan | None:
         return None
     m, k = _typical(conv.outputs), _typical(conv.products)
     needed = _typical(conv.groups, conv.batch, *conv.sizes)
-    if needed * m * k <= SMALL or (m < FEW_OUTPUTS and k <= LONGEST_SUM):
+    if needed * m * k <= SMALL or (m < FEW_OUTPUTS and k <= conv.longest_sum):
         return None
     lanes = 64 // conv.x.dtype.itemsize
     best: tuple[int, Plan] | None = None
@@ -190,7 +201,7 @@ def plan_of(conv: Conv) -> Plan | None:
                 best, waste = (cost, plan), computed / needed
     assert best is not None
     is_long = _typical(conv.window[-1]) >= lanes
-    most = WASTE if m >= FEW_OUTPUTS else 1
+    most = WASTE if m >= FEW_OUTPUTS else WASTE_OF_FEW
     return None if is_long and waste > most else best[1]
 
 
@@ -236,7 +247,7 @@ def composed(insert: Insert, op: Any, x: Any, w: Any, **params: Any) -> Any:
     plan = plan_of(conv)
     if plan is not None:
         return _product(insert, x, w, conv, plan)
-    if not conv.is_padded or _typical(conv.products) > LONGEST_SUM:
+    if not conv.is_padded or _typical(conv.products) > conv.longest_sum:
         return None
     layout = _layout(insert, x, conv, (1,) * conv.rank, conv.lengths)
     padded = insert(reshape, layout, shape=(*x.type.shape[:2], *conv.lengths))
@@ -324,33 +335,55 @@ def _product(insert: Insert, x: Any, w: Any, conv: Conv, plan: Plan) -> Any:
     lengths = [m + shift for m, shift in zip(conv.sizes, conv.shifts, strict=True)]
     if plan.merged > 1:  # what is read for the places that are left out
         lengths[outer] = lengths[outer] + 1
-    layout = _layout(
-        *(insert, x, conv, conv.strides, tuple(lengths)),
-        groups=conv.groups,
-        phases=conv.phases,
-        batch_last=plan.batch_last,
-    )
+    if not plan.batch_last and _is_laid_out(conv, lengths):
+        channels = conv.w.shape[1]
+        laid_out = (conv.batch, conv.groups, channels, *conv.phases, *lengths)
+        layout = insert(reshape, x, shape=laid_out)
+    else:
+        layout = _layout(
+            *(insert, x, conv, conv.strides, tuple(lengths)),
+            groups=conv.groups,
+            phases=conv.phases,
+            batch_last=plan.batch_last,
+        )
     offsets = insert(window_offsets, **_offsets(conv, plan, lengths))
-    # The axes of the batch of products: examples, groups, and places of outer axes.
-    # Groups are an axis of the weights if there are several.
-    batch: Shape = (conv.batch, conv.groups, *conv.sizes[:outer])
+    # The axes of the batch of products: examples, groups if there are several, which
+    # are an axis of the weights then, and places of outer axes.
+    lead = _lead(conv, plan)
     shape: Shape = (conv.sizes[outer], *_inner_rows(conv, plan))
-    lead, of_weights = 2, tuple[int, ...]()
     if plan.batch_last:
-        batch, shape, lead = batch[1:], (*shape, conv.batch), 1
-    weights = w
+        shape = (*shape, conv.batch)
+    weights, of_weights = w, tuple[int, ...]()
     if not is_one(conv.groups):
         split = (conv.groups, conv.outputs, *conv.w.shape[1:])
-        weights, of_weights = insert(reshape, w, shape=split), (lead - 1,)
-    of_input, of_offsets = range(lead), range(lead, lead + outer)
+        weights, of_weights = insert(reshape, w, shape=split), (len(lead) - 1,)
+    of_offsets = range(len(lead), len(lead) + outer)
     result = insert(
         matmul_windows,
         *(weights, layout, offsets),
-        batch=batch,
-        batch_axes=(of_weights, tuple(of_input), tuple(of_offsets)),
+        batch=(*lead, *conv.sizes[:outer]),
+        batch_axes=(of_weights, tuple(range(len(lead))), tuple(of_offsets)),
         shape=shape,
     )
     return _places(insert, result, conv, plan)
+
+
+def _lead(conv: Conv, plan: Plan) -> Shape:
+    """Return the first axes of a product: examples, unless they are its last axis, and
+    groups, if there are several."""
+    examples = () if plan.batch_last else (conv.batch,)
+    return examples if is_one(conv.groups) else (*examples, conv.groups)
+
+
+def _is_laid_out(conv: Conv, lengths: Sequence[Size]) -> bool:
+    """Return whether an input has the elements of its layout in their order."""
+    is_plain = all(d == 1 for d in (*conv.strides, *conv.input_dilation))
+    pairs = zip(conv.x.shape[2:], lengths, strict=True)
+    return (
+        is_plain
+        and all(map(is_zero, conv.before))
+        and all(same_size(n, length) for n, length in pairs)
+    )
 
 
 def _offsets(conv: Conv, plan: Plan, rows: Sequence[Size]) -> dict[str, Any]:
@@ -375,16 +408,21 @@ def _offsets(conv: Conv, plan: Plan, rows: Sequence[Size]) -> dict[str, Any]:
 
 def _places(insert: Insert, result: Any, conv: Conv, plan: Plan) -> Any:
     """Return the places of a product in order, without those that are left out."""
-    outer, lead = conv.rank - plan.merged, 1 if plan.batch_last else 2
-    channel = lead + outer
+    outer, lead = conv.rank - plan.merged, len(_lead(conv, plan))
+    channel, has_groups = lead + outer, not is_one(conv.groups)
     outer_axes = range(lead, channel)
     inner_axes = range(channel + 1, channel + 1 + plan.merged)
     batch = result.type.ndim - 1 if plan.batch_last else 0
-    order = (batch, lead - 1, channel, *outer_axes, *inner_axes)
+    groups = (lead - 1,) if has_groups else ()
+    order = (batch, *groups, channel, *outer_axes, *inner_axes)
     if order != tuple(range(len(order))):
         result = insert(transpose, result, axes=order)
-    shape = (conv.batch, conv.groups, conv.outputs, *conv.sizes)
+    sizes = (conv.groups,) if has_groups else ()
+    shape = (conv.batch, *sizes, conv.outputs, *conv.sizes)
     if not all(map(same_size, result.type.shape, shape)):
         starts, steps = (0,) * len(shape), (1,) * len(shape)
         result = insert(slice_, result, starts=starts, sizes=shape, steps=steps)
-    return insert(reshape, result, shape=(conv.batch, conv.w.shape[0], *conv.sizes))
+    if has_groups:
+        shape = (conv.batch, conv.w.shape[0], *conv.sizes)
+        result = insert(reshape, result, shape=shape)
+    return result

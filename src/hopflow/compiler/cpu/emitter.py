@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Self
 
 from hopflow import dtypes
@@ -315,6 +316,11 @@ class CpuEmitter(Emitter):
         """
         f, itemsize = self.f, buffer.dtype.itemsize
         multiple = itemsize if self.unit.guarded else ALIGNMENT
+        least = 0 if self.unit.guarded else multiple
+        if all(n.is_const for n in buffer.shape):
+            size = itemsize * prod(n.attr for n in buffer.shape)
+            if size + multiple <= most:
+                return str(max(-(-size // multiple) * multiple, least))
         extents = [self.values.value(n) for n in buffer.shape]
         f.module.declare("i64 @llvm.smax.i64(i64, i64)")
         total, faults = str(itemsize), []
@@ -331,6 +337,4 @@ class CpuEmitter(Emitter):
             faults[0] = f.emit(f"or i1 {faults[0]}, {fault}")
         self.no_memory_if(faults[0])
         whole = f.emit(f"and i64 {total}, {-multiple}")
-        if self.unit.guarded:
-            return whole
-        return f.emit(f"call i64 @llvm.smax.i64(i64 {whole}, i64 {multiple})")
+        return f.emit(f"call i64 @llvm.smax.i64(i64 {whole}, i64 {least})")

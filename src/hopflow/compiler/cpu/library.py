@@ -5,7 +5,7 @@ Each is compiled when a program first needs it, once in a process, and stays.
 """
 
 from hopflow import dtypes
-from hopflow.compiler.cpu import blas, gemm, lapack, sort
+from hopflow.compiler.cpu import blas, gemm, lapack, products, sort
 from hopflow.compiler.cpu.jit import (
     Linked,
     always_linked,
@@ -21,8 +21,8 @@ from hopflow.loop_ir.routines import ROUTINES
 
 
 def address(name: str, target: CpuTarget) -> int:
-    """Return the address of `hf_<routine>_<dtype>`, or of
-    `hf_far_<function>_<dtype>`."""
+    """Return the address of `hf_<routine>_<dtype>`, of `hf_far_<function>_<dtype>`, or
+    of a function that divides products of matrices (`products.SHARED`)."""
     return _compiled(name, target)[name]
 
 
@@ -41,6 +41,9 @@ def _compiled(name: str, target: CpuTarget) -> Linked:
 
 def define(module: Module, name: str, target: CpuTarget) -> None:
     """Define a function of `address` in a module."""
+    if name in products.SHARED:
+        products.define(module, name)
+        return
     routine, _, short = name.removeprefix("hf_").rpartition("_")
     dtype = dtypes.as_dtype(short)
     if routine.startswith("far_"):

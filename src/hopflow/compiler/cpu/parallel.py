@@ -20,6 +20,8 @@ The threads take no signals, which are for those of the user.
 """
 
 import signal
+from functools import partial
+from itertools import accumulate
 from typing import Final
 
 from hopflow.compiler.cpu.captures import Cells, captured
@@ -40,6 +42,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import For, Swap
+from hopflow.ops.opdef import MOST_BYTES
 
 MOST: Final = 64
 """The largest number of threads."""
@@ -108,8 +111,12 @@ def _run(
     arguments = f"ptr %block, ptr @{name}, ptr {cells}, i64 {extent}, i1 false"
     shared = f"call i64 @hf_parallel({arguments})"
     known = {*variables, *(n.attr for n in walk.nodes(s.extent) if n.op == "var")}
-    if cost.unbounded or cost.total.is_const or not _is_over(cost.total, known):
+    if cost.unbounded or not _is_over(cost.total, known):
         return f.emit(shared)
+    whole = f"ptr %block, ptr {cells}, i64 0, i64 {extent}"
+    if cost.total.is_const and s.extent.is_const:
+        is_alone = cost.total.attr < ALONE and s.extent.attr > 0
+        return f.emit(f"call i64 @{name}({whole})" if is_alone else shared)
     with emitter.values.scope():
         total = emitter.values.value(cost.total)
     is_cheap = f.emit(f"icmp slt i64 {total}, {ALONE}")
@@ -118,7 +125,6 @@ def _run(
     alone, several, end = (f.name(n) for n in ("alone", "several", "ran"))
     f.branch_if(is_short, alone, several)
     f.start(alone)
-    whole = f"ptr %block, ptr {cells}, i64 0, i64 {extent}"
     first = f.emit(f"call i64 @{name}({whole})")
     f.branch(end)
     f.start(several)
@@ -176,21 +182,37 @@ def _define(
 
 
 def _allocate(inner: CpuEmitter, s: For, private: list[Buffer]) -> list[str]:
-    """Allocate the memory that is private to a thread; return the slots to free."""
+    """Allocate the memory that is private to a thread; return the slots to free.
+
+    It is one block, since a short stretch takes as long as a few allocations do. Guard
+    pages are around each buffer.
+    """
     f, memory = inner.f, inner.memory
     swapped = {
         b for t in walk.statements(s.body) if isinstance(t, Swap) for b in (t.a, t.b)
     }
-    slots = [f.early_slot("ptr", "own", "null") for _ in private]
-    for buffer, slot in zip(private, slots, strict=True):
-        pointer = inner.unit.heap.allocate(f, inner.allocation(buffer))
-        f.do(f"store ptr {pointer}, ptr {slot}")
+    blocks = [[b] for b in private] if inner.unit.guarded else [private]
+    slots = []
+    for buffers in filter(None, blocks):
+        slots.append(f.early_slot("ptr", "own", "null"))
+        size_of = partial(inner.allocation, most=MOST_BYTES // len(buffers))
+        ends = list(accumulate(map(size_of, buffers), partial(_sum, f)))
+        pointer = inner.unit.heap.allocate(f, ends[-1])
+        f.do(f"store ptr {pointer}, ptr {slots[-1]}")
         inner.no_memory_if(f.emit(f"icmp eq ptr {pointer}, null"))
-        if buffer in swapped:
-            memory.place_in_slot(buffer, pointer)
-        else:
-            memory.place(buffer, pointer)
+        for buffer, start in zip(buffers, ["0", *ends], strict=False):
+            address = f.emit(f"getelementptr i8, ptr {pointer}, i64 {start}")
+            if buffer in swapped:
+                memory.place_in_slot(buffer, address)
+            else:
+                memory.place(buffer, address)
     return slots
+
+
+def _sum(f: Function, a: str, b: str) -> str:
+    if a.isdigit() and b.isdigit():
+        return str(int(a) + int(b))
+    return f.emit(f"add i64 {a}, {b}")
 
 
 # --- the native code ------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 A product of many multiply-adds is divided into blocks of rows and columns of its
 result, which `hf_parallel` runs on the threads of the pool. The bits of an element do
-not depend on the block that it is in (see `gemm`).
+not depend on the block that it is in (see `gemm`). The code that divides it is compiled
+once in a process: it is passed the address of the function that multiplies a block.
 """
 
 from math import prod
@@ -12,7 +13,7 @@ from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.parallel import RUN
 from hopflow.compiler.cpu.stubs import INTERRUPTED
 from hopflow.compiler.llvm.module import OPAQUE, Module
-from hopflow.loop_ir.routines import Routine
+from hopflow.loop_ir.routines import ROUTINES, Routine
 
 LARGE: Final = 1 << 22
 """Multiply-adds of a product that several threads share: a tenth of a millisecond, or
@@ -25,6 +26,8 @@ PARTS: Final = 8
 """The rows are divided into about so many parts, unless these have too few or many."""
 COLUMNS: Final = 768
 """The columns of a block, a multiple of the widths of all tiles."""
+SHARED: Final = {"hf_shared_gemm": "gemm", "hf_shared_gemm_windows": "gemm_windows"}
+"""The functions that divide a product, and the routines with such arguments."""
 
 
 def emit(emitter: CpuEmitter, name: str, routine: Routine, arguments: list[str]) -> str:
@@ -36,15 +39,18 @@ def emit(emitter: CpuEmitter, name: str, routine: Routine, arguments: list[str])
         arguments: The addresses of the arrays, and the scalars: first m, n and k.
     """
     f = emitter.f
-    names = [array.name for array in routine.arrays], [*routine.scalars]
-    types = ["ptr"] * len(names[0]) + ["i64"] * (len(names[1]) + 4)  # the window
-    f.module.external(f"i64 @{name}({', '.join(types)})", OPAQUE)
-    m, n, k = arguments[len(names[0]) : len(names[0]) + 3]
+    types = [argument.split()[0] for argument in arguments]
+    f.module.external(f"i64 @{name}({', '.join([*types, *['i64'] * 4])})", OPAQUE)
+    m, n, k = arguments[len(routine.arrays) : len(routine.arrays) + 3]
     if not (_has_threads(emitter) and _may_be_large([m, n, k])):
         window = ["i64 0", m, "i64 0", n]
         return f.emit(f"call i64 @{name}({', '.join([*arguments, *window])})")
-    shared = _shared(f.module, name, *names)
-    status = f.emit(f"call i64 @{shared}({', '.join(['ptr %block', *arguments])})")
+    windows = routine.name == SHARED["hf_shared_gemm_windows"]
+    shared = "hf_shared_gemm_windows" if windows else "hf_shared_gemm"
+    functions = ["ptr %block", "ptr @hf_parallel", f"ptr @{name}"]
+    f.module.external(RUN, "nounwind")
+    f.module.external(f"i64 @{shared}({', '.join(['ptr'] * 3 + types)})", OPAQUE)
+    status = f.emit(f"call i64 @{shared}({', '.join(functions + arguments)})")
     onward = f.name("joined")
     emitter.stop_if(f.emit(f"icmp eq i64 {status}, {INTERRUPTED}"), onward)
     f.start(onward)
@@ -63,16 +69,16 @@ def _may_be_large(sizes: list[str]) -> bool:
     return prod(map(int, numbers)) >= LARGE
 
 
-def _shared(module: Module, name: str, arrays: list[str], scalars: list[str]) -> str:
-    """Define the function that divides a product into blocks if it is large."""
-    shared = f"{name}.shared"
-    if not module.has_function(shared):
-        module.external(RUN, "nounwind")
-        for intrinsic in ("umin", "umax"):
-            module.declare(f"i64 @llvm.{intrinsic}.i64(i64, i64)")
-        module.define(f"{name}.blocks", _blocks(name, arrays, scalars))
-        module.define(shared, _divided(name, arrays, scalars))
-    return shared
+def define(module: Module, name: str) -> None:
+    """Define one of the functions `SHARED`. Its arguments are the program's block, the
+    functions `hf_parallel` and that of the product, and the arguments of the routine.
+    """
+    routine = ROUTINES[SHARED[name]]
+    arrays, scalars = [array.name for array in routine.arrays], [*routine.scalars]
+    for intrinsic in ("umin", "umax"):
+        module.declare(f"i64 @llvm.{intrinsic}.i64(i64, i64)")
+    module.define(f"{name}.blocks", _blocks(name, arrays, scalars))
+    module.define(name, _divided(name, arrays, scalars))
 
 
 def _typed(arrays: list[str], scalars: list[str]) -> str:
@@ -80,22 +86,27 @@ def _typed(arrays: list[str], scalars: list[str]) -> str:
     return ", ".join([f"ptr %{a}" for a in arrays] + [f"i64 %{s}" for s in scalars])
 
 
+def _cells(arrays: list[str], scalars: list[str]) -> list[tuple[str, str]]:
+    """Return the types and names of what the function of the blocks is passed."""
+    pointers = [("ptr", name) for name in ("multiply", *arrays)]
+    return pointers + [("i64", name) for name in (*scalars, "rows", "across")]
+
+
 def _divided(name: str, arrays: list[str], scalars: list[str]) -> str:
     """Return the function that divides a large product into blocks. One of sizes beyond
     32 bits is left to the routine, which refuses it."""
-    names = [*arrays, *scalars, "rows", "across"]
-    types = ["ptr"] * len(arrays) + ["i64"] * (len(scalars) + 2)
+    cells = _cells(arrays, scalars)
     stores = "".join(
         f"""
   %to.{cell} = getelementptr i64, ptr %cells, i64 {number}
   store {type_} %{cell}, ptr %to.{cell}"""
-        for number, (type_, cell) in enumerate(zip(types, names, strict=True))
+        for number, (type_, cell) in enumerate(cells)
     )
     arguments = _typed(arrays, scalars)
     return f"""
-define internal i64 @{name}.shared(ptr %block, {arguments}) noinline nounwind {{
+define i64 @{name}(ptr %block, ptr %run, ptr %multiply, {arguments}) nounwind {{
 entry:
-  %cells = alloca [{len(names)} x i64], align 8
+  %cells = alloca [{len(cells)} x i64], align 8
   %m.or.n = or i64 %m, %n
   %any = or i64 %m.or.n, %k
   %is.int = icmp ult i64 %any, {1 << 31}
@@ -108,7 +119,7 @@ entry:
   %divides = and i1 %is.int, %is.large
   br i1 %divides, label %divide, label %alone
 alone:
-  %status = call i64 @{name}({arguments}, i64 0, i64 %m, i64 0, i64 %n)
+  %status = call i64 %multiply({arguments}, i64 0, i64 %m, i64 0, i64 %n)
   ret i64 %status
 divide:
   %m.past = add i64 %m, {ROWS - 1}
@@ -123,7 +134,7 @@ divide:
   %across.0 = udiv i64 %last.column, {COLUMNS}
   %across = add i64 %across.0, 1
   %blocks = mul i64 %down, %across{stores}
-  %all = call i64 @hf_parallel(
+  %all = call i64 %run(
       ptr %block, ptr @{name}.blocks, ptr %cells, i64 %blocks, i1 true)
   ret i64 %all
 }}
@@ -132,13 +143,11 @@ divide:
 
 def _blocks(name: str, arrays: list[str], scalars: list[str]) -> str:
     """Return the function of a range of blocks."""
-    names = [*arrays, *scalars, "rows", "across"]
-    types = ["ptr"] * len(arrays) + ["i64"] * (len(scalars) + 2)
     loads = "".join(
         f"""
   %to.{cell} = getelementptr i64, ptr %cells, i64 {number}
   %{cell} = load {type_}, ptr %to.{cell}"""
-        for number, (type_, cell) in enumerate(zip(types, names, strict=True))
+        for number, (type_, cell) in enumerate(_cells(arrays, scalars))
     )
     return f"""
 define internal i64 @{name}.blocks(
@@ -155,7 +164,7 @@ next:
   %left = mul i64 %column, {COLUMNS}
   %beside = add i64 %left, {COLUMNS}
   %right = call i64 @llvm.umin.i64(i64 %beside, i64 %n)
-  %status = call i64 @{name}(
+  %status = call i64 %multiply(
       {_typed(arrays, scalars)},
       i64 %top, i64 %bottom, i64 %left, i64 %right)
   %i.next = add nuw nsw i64 %i, 1

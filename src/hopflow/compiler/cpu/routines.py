@@ -18,6 +18,8 @@ from hopflow.loop_ir.routines import ROUTINES
 
 _CLOCK: Final = 64
 """The cost of reading the clock."""
+_KEY: Final = {"argsort": 32, "top_order": 16}
+"""The cost of a key, of routines that are linear in their number."""
 
 
 def emit(emitter: CpuEmitter, s: Call) -> None:
@@ -54,12 +56,13 @@ def _cost(name: str, scalars: list[Expr]) -> Cost:
     """Return about the time of a routine: cubic for all but sorting."""
     if not scalars:  # the clock
         return Cost(_CLOCK)
-    work, sorts = e.index(64), name in ("argsort", "top_order")
-    scalars = scalars[: 1 if sorts else 3]
-    if not sorts:
+    if name in _KEY:
+        work = e.mul(e.index(_KEY[name]), scalars[0])
+    else:
         work = scalars[0] if len(scalars) < 3 else e.index(1)
         work = e.mul(work, scalars[0]) if len(scalars) < 2 else work
-    for scalar in scalars:
-        work = e.mul(work, scalar)
-    work = e.add(work if sorts else e.div(work, e.index(8)), e.index(200))
+        for scalar in scalars[:3]:
+            work = e.mul(work, scalar)
+        work = e.div(work, e.index(8))
+    work = e.add(work, e.index(200))
     return Cost(work.attr) if work.is_const else Cost(0, [work])

@@ -272,8 +272,11 @@ def _is_stored(
     again = cost.again
     if again > LONGEST or any(map(_takes_memory, reads)):
         return True
-    if any(_takes_matrix(r) and (r.outer or not is_view) for r in reads):
+    libraries = [r for r in reads if _takes_array(r)]
+    if any(r.outer or not is_view for r in libraries):
         return True  # else each step would copy it
+    if len(libraries) > 1 and not all(map(_takes_transposed, libraries)):
+        return True  # else each would copy what is no part of an array
     if any(_repeats(r.equation, value.type, again) for r in reads):
         return True
     if is_dear:
@@ -359,14 +362,17 @@ def _repeats(equation: Equation | None, type_: TensorType, cost: int) -> bool:
 
 
 def _takes_memory(read: _Read) -> bool:
-    """Return whether a reader needs the value as a dense array."""
+    """Return whether a reader needs the value as a dense array of its own."""
     definition = None if read.equation is None else read.equation.definition
-    if isinstance(definition, Library):
-        return not definition.takes_transposed
     return isinstance(definition, Callback | Call)
 
 
-def _takes_matrix(read: _Read) -> bool:
+def _takes_array(read: _Read) -> bool:
+    """Return whether a reader takes the value as a dense part of an array."""
+    return read.equation is not None and isinstance(read.equation.definition, Library)
+
+
+def _takes_transposed(read: _Read) -> bool:
     definition = None if read.equation is None else read.equation.definition
     return isinstance(definition, Library) and definition.takes_transposed
 
@@ -436,7 +442,7 @@ class _Inliner:
         reads, is_view = self._readers.reads[value], definition.is_view
         cost = self._cost(equation)
         [element] = definition.elements
-        takes_view = any(map(_takes_matrix, reads))
+        takes_view = any(map(_takes_array, reads))
         sources = self._read_by(self._readers.orders[equation])
         equation.inlined = self._inlined(self._readers.inlining.get(equation, ()))
         cheap = CHEAP_INDEX if _is_index(value, sources) else CHEAP

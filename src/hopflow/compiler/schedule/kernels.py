@@ -746,41 +746,40 @@ class Kernels:
         results = self.targets()
         overwritten = [k for k in kernel.overwrites if k is not None]
         for k in overwritten:
-            self.b.fill(operands[k], results[kernel.overwrites.index(k)])
+            self.copy(operands[k], results[kernel.overwrites.index(k)])
         passed = [k for k in range(len(operands)) if k not in overwritten]
-        sources = [operands[k] for k in passed]
-        copied, matrices = sources, dict[Value, tuple[Ref, bool] | None]()
-        if kernel.takes_transposed:
-            probe = axes(kernel.batch)
-            located = [self.matrix_at(value, probe) for value in sources]
-            modes = ["t" if m and m[1] else "n" for m in located]
+        takes_both, probe = kernel.takes_transposed, axes(kernel.batch)
+        located = {
+            k: self.array_at(operands[k], kernel.index_of(k, probe), takes_both)
+            for k in passed
+        }
+        if takes_both:
+            modes = ["t" if m and m[1] else "n" for m in located.values()]
             routine += f"_{''.join(modes)}" if "t" in modes else ""
-            copied = [v for v, m in zip(sources, located, strict=True) if m is None]
-            if not kernel.batch:
-                matrices = dict(zip(sources, located, strict=True))
+        copied = dict.fromkeys(operands[k] for k, m in located.items() if m is None)
         copies = {value: self.dense(value) for value in copied}
         scratch = [self.b.temporary(t, "work") for t in kernel.workspace]
         site = self.b.site("library", self.node) if kernel.can_fail else None
         scalars = self.b.at(kernel.scalars)
 
-        def source(value: Value, at: Index) -> Ref:
-            if value in copies:
-                return self.ref(copies[value], at)
-            located = matrices.get(value) or self.matrix_at(value, at)
-            assert located is not None
-            return located[0]
+        def source(k: int, at: Index) -> Ref:
+            array = located[k]
+            if array is None:
+                return self.ref(copies[operands[k]], kernel.index_of(k, at))
+            values = dict(zip(probe, at, strict=True))
+            indices = [e.rewrite(x, values.get) for x in array[0].at]
+            return replace(array[0], at=tuple(indices))
 
         def call(at: Index) -> None:
-            refs = [source(operands[k], kernel.index_of(k, at)) for k in passed]
+            refs = [source(k, at) for k in passed]
             refs += [self.ref(result, at) for result in results]
             refs += [Ref(buffer) for buffer in scratch]
             self.b.add(Call(routine, (*refs, *scalars), site))
 
         sizes = self.types[0].shape[: kernel.batch]
-        batch: Sequence[Size | Expr] = sizes
-        if not scratch:  # a loop even of few calls, which threads may share
-            batch = [n if self.b.is_one(n) else self.b.extent(n) for n in sizes]
-        self.b.nest(batch, call, independent=not scratch)
+        # A loop even of few calls, which threads may share.
+        batch = [n if self.b.is_one(n) else self.b.extent(n) for n in sizes]
+        self.b.nest(batch, call)
 
     def callback(self, kernel: Callback) -> None:
         operands = [self.ref(self.dense(v)) for v in as_values(kernel.operands)]
@@ -810,27 +809,39 @@ class Kernels:
         refs = tuple(map(self.ref, places)), tuple(map(self.ref, results))
         self.b.add(Invoke(function, sizes, *refs, first))
 
-    def matrix_at(self, value: Value, at: Index) -> tuple[Ref, bool] | None:
-        """Return the dense sub-array that the matrix `value[at]` is, and whether it is
-        transposed there; None if it is no such sub-array."""
-        i, j = (e.read(Var(name, dtypes.int64)) for name in "ij")
-        pairs = list(zip((i, j), value.type.shape[-2:], strict=True))
-        rows = [(p, n) for p, n in pairs if not self.b.is_one(n)]
-        index = (*at, *(e.index(0) if self.b.is_one(n) else p for p, n in pairs))
+    def array_at(
+        self, value: Value, at: Index, may_be_transposed: bool
+    ) -> tuple[Ref, bool] | None:
+        """Return the dense sub-array of a buffer that `value[at]` is, and whether its
+        two axes are transposed there; None if it is no such sub-array."""
+        core = value.type.shape[len(at) :]
+        variables = [e.read(Var(f"i{k}", dtypes.int64)) for k in range(len(core))]
+        index = (
+            *at,
+            *(
+                e.index(0) if self.b.is_one(n) else p
+                for p, n in zip(variables, core, strict=True)
+            ),
+        )
+        rows = [
+            (p, self.b.extent(n))
+            for p, n in zip(variables, core, strict=True)
+            if not self.b.is_one(n)
+        ]
         [element] = self.b.at([value[axes(len(index))]], index)
         if element.op != "load" or element.attr.strides is not None:
             return None
         if e.condition_of(element) is not None:
             return None
-        variables = [(p, self.b.extent(n)) for p, n in rows]
         merged = merged_axes(element.args, element.attr.shape)
-        rest = merged[len(merged) - len(variables) :]
-        before = [x.position for x in merged[: len(merged) - len(variables)]]
-        if len(rest) < len(variables) or any(n is i or n is j for n in nodes(*before)):
+        rest = merged[len(merged) - len(rows) :]
+        before = [x.position for x in merged[: len(merged) - len(rows)]]
+        if len(rest) < len(rows) or any(n in variables for n in nodes(*before)):
             return None
         if not rest:
             return Ref(element.attr, element.args), False
-        for order in (variables, variables[::-1]):
+        orders = [rows, rows[::-1]] if may_be_transposed else [rows]
+        for order in orders:
             (p, n), x, axis = order[0], rest[0].position, rest[0].first
             whole = [
                 y.position is q and self.b.same_extent(y.extent, m)
@@ -840,11 +851,11 @@ class Kernels:
                 continue
             prefix, first = element.args[:axis], _first(x, p)
             if whole[0]:
-                return Ref(element.attr, prefix), order is not variables
-            if first is None or any(m is i or m is j for m in nodes(first)):
+                return Ref(element.attr, prefix), order is not rows
+            if first is None or any(m in variables for m in nodes(first)):
                 continue
             if element.args[axis] is x:
-                return Ref(element.attr, (*prefix, first), n), order is not variables
+                return Ref(element.attr, (*prefix, first), n), order is not rows
         return None
 
     def ref(self, place: Stored, at: Index = ()) -> Ref:
@@ -858,12 +869,19 @@ class Kernels:
             assert isinstance(place, Stored)
             return place
         copy = Stored(value.type, self.b.temporary(value.type))
+        self.copy(value, copy)
+        return copy
+
+    def copy(self, value: Value, target: Stored) -> None:
+        """Write a value, which may be a view, to memory."""
+        if value not in self.b.views:
+            self.b.fill(value, target)
+            return
         element = value[axes(value.type.ndim)]
         self.b.nest(
             value.type.shape,
-            lambda at: self.b.store(copy, at, self.b.at([element], at)[0]),
+            lambda at: self.b.store(target, at, self.b.at([element], at)[0]),
         )
-        return copy
 
 
 def _is_few(space: Shape) -> TypeGuard[tuple[int, ...]]:

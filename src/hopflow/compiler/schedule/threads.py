@@ -54,6 +54,7 @@ from hopflow.loop_ir.program import (
     Store,
     While,
 )
+from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.walk import bodies, nodes, statements, uses
 
 LARGE: Final = 1 << 22
@@ -197,7 +198,9 @@ def _work(loop: For, unknown: int = ELEMENTS) -> int:
 
 def _work_of_call(call: Call) -> int:
     """Return about how many instructions a product of matrices takes. A large one uses
-    several threads itself, and counts as none."""
+    several threads itself, and counts as none; so does any other routine."""
+    if not _is_product(call):
+        return 0
     sizes = [arg for arg in call.args if isinstance(arg, Expr)][:3]
     is_static = all(size.is_const for size in sizes)
     work = prod(size.attr for size in sizes) // LANES if is_static else ELEMENTS
@@ -214,11 +217,17 @@ def writes_rows(loop: For, private: Sequence[Buffer] = ()) -> bool:
 
 def _is_foreign(statement: Stmt) -> bool:
     """Return whether a statement calls a library that has threads of its own."""
-    return isinstance(statement, Call) and not statement.routine.startswith("gemm")
+    return isinstance(statement, Call) and not ROUTINES[statement.routine].native
 
 
 def _loops(statement: Stmt) -> bool:
-    """Return whether a statement is a sequential loop."""
+    """Return whether a statement is a sequential loop, or a routine that has some."""
     if isinstance(statement, For):
         return not statement.independent
-    return isinstance(statement, While)
+    return isinstance(statement, While) or (
+        isinstance(statement, Call) and not _is_product(statement)
+    )
+
+
+def _is_product(call: Call) -> bool:
+    return call.routine.startswith("gemm")
