@@ -9,7 +9,7 @@ import pytest
 
 import hopflow as hf
 from hopflow.tensor import aligned
-from hopflow.tensor.aligned import LEAST_KEPT, LINE, aligned_empty
+from hopflow.tensor.aligned import LEAST, LEAST_KEPT, LINE, aligned_empty
 
 FLOAT = np.dtype("float64")
 COUNT = LEAST_KEPT // 4  # elements of an array that is kept
@@ -45,6 +45,16 @@ def test_freed_memory_is_that_of_the_next_array(
     first[...] = 1
     del first
     assert address(aligned_empty(shape, np.dtype(dtype))) == place
+
+
+@pytest.mark.parametrize("size", [LEAST - 8, LEAST, 5000, LEAST_KEPT - 8])
+def test_arrays_whose_memory_is_not_kept_are_aligned_too(size: int) -> None:
+    arrays = [aligned_empty((size // 8,), FLOAT) for _ in range(9)]
+    for k, array in enumerate(arrays):
+        array[...] = k
+    assert all((array == k).all() for k, array in enumerate(arrays))
+    assert not any(address(array) % LINE for array in arrays if size >= LEAST)
+    assert kept_bytes() == 0
 
 
 def test_memory_is_not_kept_while_a_view_is_there() -> None:

@@ -7,6 +7,7 @@ cost more than to write them.
 """
 
 from collections.abc import Callable, Sequence
+from ctypes import c_size_t
 from math import prod
 from typing import Any, Final, TypeAlias
 
@@ -24,6 +25,9 @@ LEAST_KEPT: Final = 1 << 18
 """Bytes of the smallest array whose memory is kept, for the same reason."""
 MOST_KEPT: Final = 1 << 28
 """Bytes of memory that is kept while no array uses it."""
+DATA_AT: Final = object.__basicsize__
+"""Where the address of an array's elements stands in the array: first in what NumPy
+adds to a Python object (`PyArrayObject_fields`)."""
 
 
 def is_small_array(shape: Sequence[Size], dtype: np.dtype[Any]) -> bool:
@@ -44,8 +48,12 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         memory = _allocated(size + LINE)
     except MemoryError:
         return np.empty(shape, dtype)  # whose error names the shape
-    offset = -memory.__array_interface__["data"][0] % LINE
-    return np.ndarray(shape, dtype, memory, offset)
+    return np.ndarray(shape, dtype, memory, -_address(memory) % LINE)
+
+
+def _address(array: Array) -> int:
+    """Return `array.__array_interface__["data"][0]`, in a sixth of the time."""
+    return c_size_t.from_address(id(array) + DATA_AT).value
 
 
 def aligned_copy(array: Array) -> Array:
@@ -96,7 +104,7 @@ def _leased(size: int) -> _Lease:
         return _Lease(*_kept[rounded + LINE].pop())
     except (KeyError, IndexError):
         memory = _allocated(rounded + LINE)
-    start = memory.__array_interface__["data"][0]
+    start = _address(memory)
     return _Lease(
         memory,
         {

@@ -12,6 +12,7 @@ from typing import Final
 
 from hopflow.compiler.reuse import ALIGNMENT
 from hopflow.progress import INTERVAL
+from hopflow.tensor.aligned import DATA_AT
 
 # Words of the header.
 THREAD_STATE: Final = 0  # Python's, while the GIL is released; else 0
@@ -43,7 +44,6 @@ TICK_EVERY: Final = int(INTERVAL * 1e9)
 # Offsets in CPython's objects: the type, then the fields of NumPy's array struct, and
 # the item size in the struct of a dtype.
 TYPE_AT: Final = object.__basicsize__ - 8
-DATA_AT: Final = object.__basicsize__
 NDIM_AT: Final = DATA_AT + 8
 EXTENTS_AT: Final = DATA_AT + 16
 STRIDES_AT: Final = DATA_AT + 24
