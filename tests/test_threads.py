@@ -360,6 +360,72 @@ def test_loops_in_a_step_of_a_loop() -> None:
     np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-6)
 
 
+SHORT_LOOPS = np.linspace(0.0, 1.0, 150_000)
+
+
+def series(x: Any, count: Any) -> Any:
+    """Many loops of some tens of microseconds, each soon after the one before; the last
+    ones stop the program if `count` is too small for their steps."""
+
+    def step(k: Any, x: Any) -> Any:
+        hf.check(k < count, "too many steps")
+        turned = hf.concat([x[1:], x[:1]])
+        return turned * 0.5 + hf.minimum(x, 1.0) * 0.25
+
+    return hf.fori_loop(0, 300, step, x)
+
+
+def test_a_series_of_short_loops_has_the_same_bits_on_several_threads() -> None:
+    jitted, found = hf.jit(series), []
+    for count in (*COUNTS, *COUNTS):
+        hf.config.num_threads = count
+        found += [np.asarray(jitted(SHORT_LOOPS, 300)).tobytes() for _ in range(3)]
+    assert len(set(found)) == 1
+    assert "        for " in jitted.loop_ir
+    assert "_block in 0..37 threads" in jitted.loop_ir
+    with pytest.raises(hf.errors.CheckError, match="too many steps"):
+        jitted(SHORT_LOOPS, 299)
+
+
+def test_series_of_several_threads_of_the_user_do_not_disturb_each_other() -> None:
+    jitted = hf.jit(series)
+    expected, found = np.asarray(jitted(SHORT_LOOPS, 300)), list[Any]()
+
+    def call() -> None:
+        found.extend(np.asarray(jitted(SHORT_LOOPS, 300)) for _ in range(3))
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(found) == 9
+    for other in found:
+        np.testing.assert_array_equal(other, expected)
+
+
+def test_a_loop_in_a_step_has_threads_if_it_is_a_quarter_as_long() -> None:
+    x = np.ones(150_000)
+    jitted = hf.jit(lambda x: hf.fori_loop(0, 3, lambda _, x: x * 2.0 + x[::-1], x))
+    jitted(x)
+    assert "threads" in jitted.loop_ir
+    once = hf.jit(lambda x: x * 2.0 + x[::-1])
+    once(x)
+    assert "threads" not in once.loop_ir
+
+
+def test_blocks_of_dear_elements_are_short() -> None:
+    def normal(key: Any) -> Any:
+        return hf.random.normal(key, (100_000,))
+
+    jitted = hf.jit(normal)
+    jitted(hf.random.key(0))
+    assert "_row in 0..min(1024, " in jitted.loop_ir
+    cheap = hf.jit(lambda x: x * 2.0 + x[::-1])
+    cheap(np.ones(2_000_000))
+    assert "_row in 0..min(4096, " in cheap.loop_ir
+
+
 def test_calls_from_several_threads_at_once() -> None:
     ns, run, found = trips(), hf.jit(hf.vmap(decay)), {}
     run(ns)

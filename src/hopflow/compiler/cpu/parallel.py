@@ -11,6 +11,12 @@ now and then. The results do not depend on the assignment of iterations to threa
 trap ends the loop as it does serially: the one of the lowest iteration is reported.
 Only the first thread polls for Ctrl-C; the others read its flag.
 
+Loops of some tens of microseconds, as in the steps of a loop, are worth no waking. But
+threads that have helped wait a while for the next loop before they sleep, and help it
+from its beginning. So they are woken for a series of such loops, too. The time that an
+iteration takes on one thread is kept by function: loops that take longer with help, as
+on busy processors, run alone for many times what they have lost.
+
 The helping threads are those of a pool. They are made when a loop first needs them, and
 sleep between loops. One loop at a time has the pool; a loop within another one, and one
 of another thread of the user, runs on its own thread alone. A loop gives out places: a
@@ -51,9 +57,23 @@ SOON: Final = 20_000
 WORTH: Final = 100_000
 """Nanoseconds that the rest must take for other threads to help. To wake them takes up
 to 60,000, and a thread that waits for a busy processor costs millions."""
+WORTH_OF_AWAKE: Final = 16_000
+"""Nanoseconds that a loop must take on one thread for waiting threads to help."""
+SERIES: Final = 1_000_000
+"""Nanoseconds that loops may take, each of which begins within `SPIN` of the end of the
+one before, until threads are woken for one that is too short for that alone: they then
+wait for the next. To wake them takes the first thread up to 70,000."""
+MOST_DOUBLED: Final = 5
+"""Each time that threads were woken and did not save time, the next time takes a series
+of twice the length, up to so many times."""
+LOST: Final = 50_000
+"""Nanoseconds that loops may take longer with other threads than alone, less what they
+save, before the processors are taken to be busy."""
+BUSY: Final = 16
+"""How many times as long short loops run alone then."""
 ALONE: Final = 2 * SOON
 """The cost of a loop that needs no such estimate, in instructions (see `cost`)."""
-SPIN: Final = 20_000
+SPIN: Final = 50_000
 """Nanoseconds that a thread of the pool waits for the next loop before it sleeps, and
 that the first thread waits for the others."""
 SHORT: Final = 10_000
@@ -229,8 +249,9 @@ def _sum(f: Function, a: str, b: str) -> str:
     _PLACES,  # the number of places for other threads; 0 if the pool does not help
     _STARTED,  # the number of threads that have helped
     _BEGAN,  # the start time; `NEVER` once the pool was asked
-) = range(9)
-_REPORTS: Final = 9
+    _WAKES,  # whether threads were woken for this loop
+) = range(10)
+_REPORTS: Final = 10
 NEVER: Final = 2**63 - 1
 """Later than any time, and greater than any iteration."""
 _WORDS: Final = _REPORTS + 4 * MOST
@@ -245,10 +266,20 @@ _WORDS: Final = _REPORTS + 4 * MOST
     _ASLEEP,  # how many sleep, or are about to
     _IS_MADE,  # whether the mutex and the condition variable are made
     FORKS,  # how often the process was forked from one that had the pool
-) = range(8)
-_MUTEX: Final = 8
-_CONDITION: Final = 24
-POOL_WORDS: Final = 40
+    _ENDED,  # when the last loop has ended
+    _MISSED,  # how long the loops of a series have run alone
+    _BUSY,  # until when the processors are taken to be busy
+    _LOST,  # how much time help has cost, less what it has saved
+    _WOKEN,  # how often threads were woken since they have last saved time
+) = range(13)
+_MUTEX: Final = 13
+_CONDITION: Final = 29
+_TIMES: Final = 45
+"""The first word of a table of functions of iterations: the address of the function,
+and the picoseconds that an iteration takes on one thread."""
+_FUNCTIONS: Final = 64
+"""The entries of this table; a function has the place that its address says."""
+POOL_WORDS: Final = _TIMES + 2 * _FUNCTIONS
 """Words of the pool: 16 each for the mutex and the condition variable are more than
 they take on any system."""
 _PLACE_BITS: Final = 8
@@ -370,6 +401,7 @@ declare i32 @nanosleep(ptr, ptr)
 define internal void @ask_if_long(ptr %job) nounwind {{
 entry:
 {_words(_EXTENT, _NEXT, _BEGAN)}
+{_words(_THREADS, _ASLEEP, _MISSED, _BUSY, _WOKEN, of="pool")}
   %began = load i64, ptr %job.{_BEGAN}
   %asked = icmp eq i64 %began, {NEVER}
   br i1 %asked, label %done, label %estimate
@@ -387,7 +419,23 @@ estimate:
   %is.long = fcmp oge double %rest.f, {float(WORTH)}
   %is.sure = icmp sge i64 %elapsed, {SOON}
   %worth = and i1 %is.long, %is.sure
-  br i1 %worth, label %ask, label %done
+  br i1 %worth, label %ask, label %short
+short:
+  %is.near = fcmp oge double %rest.f, {float(WORTH_OF_AWAKE / 2)}
+  %busy = load atomic i64, ptr %pool.{_BUSY} monotonic, align 8
+  %is.calm = icmp sge i64 %now, %busy
+  %threads = load atomic i64, ptr %pool.{_THREADS} monotonic, align 8
+  %asleep = load atomic i64, ptr %pool.{_ASLEEP} monotonic, align 8
+  %awake = icmp sgt i64 %threads, %asleep
+  %missed = load atomic i64, ptr %pool.{_MISSED} monotonic, align 8
+  %woken = load atomic i64, ptr %pool.{_WOKEN} monotonic, align 8
+  %doubled = call i64 @llvm.smin.i64(i64 %woken, i64 {MOST_DOUBLED})
+  %series = shl i64 {SERIES}, %doubled
+  %is.series = icmp sge i64 %missed, %series
+  %reason = or i1 %awake, %is.series
+  %may = and i1 %is.near, %is.calm
+  %asks = and i1 %may, %reason
+  br i1 %asks, label %ask, label %done
 ask:
   call void @ask_for_help(ptr %job)
   br label %done
@@ -397,8 +445,8 @@ done:
 
 define internal void @ask_for_help(ptr %job) nounwind {{
 entry:
-{_words(_PLACES, _BEGAN)}
-{_words(*range(_IS_MADE + 1), _MUTEX, _CONDITION, of="pool")}
+{_words(_PLACES, _BEGAN, _WAKES)}
+{_words(*range(_IS_MADE + 1), _WOKEN, _MUTEX, _CONDITION, of="pool")}
   %thread = alloca i64
   %all = alloca i8, i64 {_SIGNALS}, align 8
   %old = alloca i8, i64 {_SIGNALS}, align 8
@@ -462,6 +510,8 @@ publish:
   %some.sleep = icmp sgt i64 %asleep, 0
   br i1 %some.sleep, label %wake, label %done
 wake:
+  store i64 1, ptr %job.{_WAKES}
+  %woken = atomicrmw add ptr %pool.{_WOKEN}, i64 1 monotonic
   %unused.3 = call i32 @pthread_mutex_lock(ptr %pool.{_MUTEX})
   %unused.4 = call i32 @pthread_cond_broadcast(ptr %pool.{_CONDITION})
   %unused.5 = call i32 @pthread_mutex_unlock(ptr %pool.{_MUTEX})
@@ -561,8 +611,9 @@ define internal i64 @share(
 entry:
   %job = alloca [{_WORDS} x i64]
   %pause = alloca [2 x i64]
-{_words(_FUNCTION, _CELLS, _EXTENT, _STOP, _FAILED, _PLACES, _BEGAN)}
-{_words(_OWNED, _TICKET, _FINISHED, FORKS, of="pool")}
+{_words(_FUNCTION, _CELLS, _EXTENT, _STOP, _FAILED, _PLACES, _BEGAN, _WAKES)}
+{_words(_OWNED, _TICKET, _FINISHED, _THREADS, _ASLEEP, FORKS, of="pool")}
+{_words(_ENDED, _MISSED, _BUSY, _LOST, _WOKEN, of="pool")}
   %forks = load i64, ptr %pool.{FORKS}
   call void @llvm.memset.p0.i64(ptr %job, i8 0, i64 {8 * _WORDS}, i1 false)
   store ptr %function, ptr %job.{_FUNCTION}
@@ -577,7 +628,36 @@ entry:
   %to.job = getelementptr i64, ptr %block, i64 {JOB}
   %outer = load ptr, ptr %to.job
   store ptr %job, ptr %to.job
-  br i1 %is.long, label %call.help, label %run
+  %ended = load atomic i64, ptr %pool.{_ENDED} monotonic, align 8
+  %gap = sub i64 %now, %ended
+  %is.next = icmp slt i64 %gap, {SPIN}
+  %missed = load atomic i64, ptr %pool.{_MISSED} monotonic, align 8
+  %series = select i1 %is.next, i64 %missed, i64 0
+  store atomic i64 %series, ptr %pool.{_MISSED} monotonic, align 8
+  %threads = load atomic i64, ptr %pool.{_THREADS} monotonic, align 8
+  %asleep = load atomic i64, ptr %pool.{_ASLEEP} monotonic, align 8
+  %awake = icmp sgt i64 %threads, %asleep
+  %busy = load atomic i64, ptr %pool.{_BUSY} monotonic, align 8
+  %is.calm = icmp sge i64 %now, %busy
+  %address = ptrtoint ptr %function to i64
+  %hash.0 = lshr i64 %address, 4
+  %hash = and i64 %hash.0, {_FUNCTIONS - 1}
+  %entry.0 = shl i64 %hash, 1
+  %entry.1 = add i64 %entry.0, {_TIMES}
+  %to.known = getelementptr i64, ptr @hf_pool, i64 %entry.1
+  %to.each = getelementptr i64, ptr %to.known, i64 1
+  %known = load atomic i64, ptr %to.known monotonic, align 8
+  %each.0 = load atomic i64, ptr %to.each monotonic, align 8
+  %is.known = icmp eq i64 %known, %address
+  %each = select i1 %is.known, i64 %each.0, i64 0
+  %expected.0 = mul i64 %each, %extent
+  %expected = sdiv i64 %expected.0, 1000
+  %is.worth = icmp sge i64 %expected, {WORTH_OF_AWAKE}
+  %again.0 = and i1 %is.next, %awake
+  %again.1 = and i1 %is.calm, %is.worth
+  %again = and i1 %again.0, %again.1
+  %asks = or i1 %is.long, %again
+  br i1 %asks, label %call.help, label %run
 call.help:
   call void @ask_for_help(ptr %job)
   br label %run
@@ -585,13 +665,29 @@ run:
   call void @work(ptr %job, ptr %block, i64 0, i1 true)
   store ptr %outer, ptr %to.job
   %places = load i64, ptr %job.{_PLACES}
+  %end = call i64 @now()
+  %took = sub i64 %end, %now
   %is.alone = icmp eq i64 %places, 0
-  br i1 %is.alone, label %finish, label %close
+  br i1 %is.alone, label %alone, label %close
+alone:
+  ; A time that is longer than before may be that of a thread that had to wait.
+  %took.pico = mul i64 %took, 1000
+  %count.1 = call i64 @llvm.smax.i64(i64 %extent, i64 1)
+  %each.new = sdiv i64 %took.pico, %count.1
+  %eighth = lshr i64 %each, 3
+  %more = add i64 %each, %eighth
+  %least = call i64 @llvm.smin.i64(i64 %each.new, i64 %more)
+  %each.next = select i1 %is.known, i64 %least, i64 %each.new
+  store atomic i64 %address, ptr %to.known monotonic, align 8
+  store atomic i64 %each.next, ptr %to.each monotonic, align 8
+  %missed.next = add i64 %series, %took
+  store atomic i64 %missed.next, ptr %pool.{_MISSED} monotonic, align 8
+  store atomic i64 %end, ptr %pool.{_ENDED} monotonic, align 8
+  br label %finish
 close:
   %ticket = atomicrmw and ptr %pool.{_TICKET}, i64 -{1 << _PLACE_BITS} seq_cst
   %free = and i64 %ticket, {(1 << _PLACE_BITS) - 1}
   %taken = sub i64 %places, %free
-  %since = call i64 @now()
   br label %wait
 wait:
   %forks.now = load i64, ptr %pool.{FORKS}
@@ -603,13 +699,40 @@ child:
 count:
   %finished = load atomic i64, ptr %pool.{_FINISHED} seq_cst, align 8
   %joined = icmp eq i64 %finished, %taken
-  br i1 %joined, label %release, label %spin
+  %time = call i64 @now()
+  %waited = sub i64 %time, %end
+  br i1 %joined, label %joins, label %spin
+joins:
+  store atomic i64 %time, ptr %pool.{_ENDED} monotonic, align 8
+  store atomic i64 0, ptr %pool.{_MISSED} monotonic, align 8
+  %wakes = load i64, ptr %job.{_WAKES}
+  %is.waking = icmp ne i64 %wakes, 0
+  %is.unknown = xor i1 %is.known, true
+  %is.open = or i1 %is.waking, %is.unknown
+  br i1 %is.open, label %release, label %balance
+balance:
+  %whole = sub i64 %time, %now
+  %change = sub i64 %whole, %expected
+  %lost.0 = load atomic i64, ptr %pool.{_LOST} monotonic, align 8
+  %lost.1 = add i64 %lost.0, %change
+  %lost = call i64 @llvm.smax.i64(i64 %lost.1, i64 0)
+  %is.saved = icmp slt i64 %change, 0
+  %woken = load atomic i64, ptr %pool.{_WOKEN} monotonic, align 8
+  %woken.next = select i1 %is.saved, i64 0, i64 %woken
+  store atomic i64 %woken.next, ptr %pool.{_WOKEN} monotonic, align 8
+  %is.busy = icmp sge i64 %lost, {LOST}
+  %lost.next = select i1 %is.busy, i64 0, i64 %lost
+  store atomic i64 %lost.next, ptr %pool.{_LOST} monotonic, align 8
+  br i1 %is.busy, label %rest, label %release
+rest:
+  %pause.long = mul i64 %lost, {BUSY}
+  %later = add i64 %time, %pause.long
+  store atomic i64 %later, ptr %pool.{_BUSY} monotonic, align 8
+  br label %release
 release:
   store atomic i64 0, ptr %pool.{_OWNED} seq_cst, align 8
   br label %finish
 spin:
-  %time = call i64 @now()
-  %waited = sub i64 %time, %since
   %is.soon = icmp slt i64 %waited, {SPIN}
   br i1 %is.soon, label %wait, label %poll
 poll:

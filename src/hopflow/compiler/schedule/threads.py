@@ -60,12 +60,18 @@ from hopflow.loop_ir.walk import bodies, nodes, statements, uses
 LARGE: Final = 1 << 22
 """Instructions of a loop over elements, from which on it uses threads: some tenths of a
 millisecond."""
+LARGE_IN_STEP: Final = 1 << 20
+"""The same in the step of a loop, where threads wait for it since the last step."""
 ELEMENTS: Final = 1 << 18
 """Elements that a loop is taken to have if only the call knows their number."""
 LANES: Final = 8
 """Multiply-adds of a product of matrices in an instruction."""
 BLOCK: Final = 1 << 12
-"""Elements of a block: a few microseconds."""
+"""Elements of a block, at most: a few microseconds."""
+LEAST_BLOCK: Final = 1 << 9
+"""Elements of a block, at least."""
+LONG_BLOCK: Final = 1 << 18
+"""Instructions of the elements of a larger block, at most."""
 ROWS: Final = 1 << 4
 """Rows of a block, if it has a result of its own."""
 THREADS: Final = Binding("threads")
@@ -77,21 +83,30 @@ def bind_threads(program: Program, target: Target) -> None:
     """Bind such loops of a program, in place, if the target has threads."""
     if target.has_threads:
         named = cache(lambda: uses(program.body))
-        program.body = _bound(program.body, program, named)
+        program.body = _bound(program.body, program, named, LARGE)
 
 
 def _bound(
-    body: list[Stmt], program: Program, named: Callable[[], Counter[Buffer]]
+    body: list[Stmt],
+    program: Program,
+    named: Callable[[], Counter[Buffer]],
+    large: int,
 ) -> list[Stmt]:
-    """Return statements with their loops bound."""
+    """Return statements with their loops bound.
+
+    Args:
+        large: Instructions of a loop over elements that uses threads.
+    """
     bound: list[Stmt] = []
     for statement in body:
-        if isinstance(statement, For) and _suits(statement, program, named):
+        if isinstance(statement, For) and _suits(statement, program, named, large):
             bound += _threaded(statement, program)
             continue
         if not (isinstance(statement, For) and statement.independent):
+            is_loop = isinstance(statement, For | While)
             for inner in bodies(statement):
-                inner[:] = _bound(inner, program, named)
+                within = LARGE_IN_STEP if is_loop else large
+                inner[:] = _bound(inner, program, named, within)
         bound.append(statement)
     return bound
 
@@ -107,11 +122,19 @@ def _threaded(loop: For, program: Program) -> list[Stmt]:
     if not (is_vector or changed):
         loop.binding = THREADS
         return [loop]
-    size = BLOCK if is_vector else ROWS
+    size = _elements(loop) if is_vector else ROWS
     number, inner = block_of(loop, size)
     threaded = over_blocks(number, loop, size, [inner], THREADS)
     combined = [_in_parts(var, threaded, program) for var in changed]
     return [threaded, *combined]
+
+
+def _elements(loop: For) -> int:
+    """Return how many elements a block of a loop of vectors has."""
+    size = BLOCK
+    while size > LEAST_BLOCK and size * Summary.of(loop).size > LONG_BLOCK:
+        size //= 2
+    return size
 
 
 def _in_parts(var: Var, loop: For, program: Program) -> For:
@@ -132,9 +155,11 @@ def _in_parts(var: Var, loop: For, program: Program) -> For:
     return For(number, loop.extent, [Accumulate(var, combine, value)], nodes=loop.nodes)
 
 
-def _suits(loop: For, program: Program, named: Callable[[], Counter[Buffer]]) -> bool:
+def _suits(
+    loop: For, program: Program, named: Callable[[], Counter[Buffer]], large: int
+) -> bool:
     inside = list(statements(loop.body))
-    if not loop.independent or not (any(map(_loops, inside)) or _work(loop) > LARGE):
+    if not loop.independent or not (any(map(_loops, inside)) or _work(loop) > large):
         return False
     summary = Summary.of(loop)
     if any(map(_is_foreign, inside)):
