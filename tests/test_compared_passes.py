@@ -405,3 +405,14 @@ def test_inputs_are_the_same_each_time() -> None:
     first = list(inputs())
     assert len(first) == compared_passes.RUNS
     assert list(inputs()) == first
+
+
+def test_runs_that_no_call_has_are_left_out() -> None:
+    """There is a sum for two rows and more alone, and the size 0 is tried, too."""
+
+    def added(x: Any) -> Any:
+        return hf.linalg.qr(x)[1] + hf.eye(2, dtype="float32")
+
+    x = np.arange(6.0, dtype="f").reshape(3, 2)
+    found = hf.jit(added, dynamic=True)(x)
+    np.testing.assert_allclose(found, added(hf.asarray(x)), 1e-5)

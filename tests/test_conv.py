@@ -458,14 +458,18 @@ def test_few_products_are_written_out_and_many_are_a_product_of_matrices() -> No
 
 
 def test_a_long_filter_reads_the_signal_and_writes_the_result_where_they_are() -> None:
-    x, w = np.ones((1, 1, 1064), "f"), np.linspace(0, 1, 64, dtype="f")[None, None]
+    x, w = np.ones((1, 1, 3063), "f"), np.linspace(0, 1, 64, dtype="f")[None, None]
     jitted = hf.jit(hf.conv)
-    np.testing.assert_allclose(jitted(x, w), np.full((1, 1, 1001), w.sum()), 1e-5)
+    np.testing.assert_allclose(jitted(x, w), np.full((1, 1, 3000), w.sum()), 1e-5)
     [call] = [row for row in jitted.loop_ir.splitlines() if "call " in row]
     assert "gemm_windows(in1[0, 0], in0[0, 0], " in call
     assert ", out0[0], " in call
-    jitted(x.astype("int32"), w.astype("int32"))
-    assert "gemm_windows" not in jitted.loop_ir
+    for args in ((x.astype("int32"), w.astype("int32")), (x[..., :1063], w)):
+        jitted(*args)
+        assert "gemm_windows" not in jitted.loop_ir
+    strided = hf.jit(lambda x, w: hf.conv(x, w, stride=2))
+    strided(x, w)
+    assert "gemm_windows" not in strided.loop_ir
 
 
 @pytest.mark.parametrize("taps", [48, 49, 64])

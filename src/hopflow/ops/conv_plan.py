@@ -45,11 +45,13 @@ Insert: TypeAlias = Callable[..., Any]
 
 FEW_OUTPUTS: Final = 4
 """Output channels of a group, fewer than which are not a product of matrices."""
-LONGEST_SUM: Final = 48
-"""Products that are written out, if a product of matrices is the other way: more take
-as long to run, and longer to compile."""
-LONGEST_INTEGER_SUM: Final = 160
-"""Products that are written out, if sums along the window are the other way."""
+LONGEST_SUM: Final = 160
+"""Products that are written out."""
+LONGEST_IN_ROWS: Final = 48
+"""The same where a product of matrices has long rows: more take as long to run, or
+longer, and longer to compile."""
+LONG_ROW: Final = 2048
+"""Columns of a long row."""
 SPLIT: Final = 1 << 20
 """Multiplications of a convolution that is worth being several."""
 MOST_PIECES: Final = 16
@@ -109,8 +111,9 @@ class Conv:
     @property
     def longest_sum(self) -> int:
         """The greatest number of products that are written out."""
-        is_float = self.x.dtype in BLAS_TYPES
-        return LONGEST_SUM if is_float else LONGEST_INTEGER_SUM
+        has_rows = self.rank > 1 or _typical(*self.sizes) >= LONG_ROW
+        pays = has_rows and self.x.dtype in BLAS_TYPES and set(self.strides) == {1}
+        return LONGEST_IN_ROWS if pays else LONGEST_SUM
 
     @property
     def lengths(self) -> Shape:

@@ -418,6 +418,11 @@ class Machine:
             ]
             arrays = [*parts, *(a[at] for a in results), *scratch]
             shapes = routine.shapes(numbers[: len(routine.scalars)])
+            for a, s in zip(arrays, shapes, strict=True):
+                if a.size != prod(s):
+                    raise KernelProgramError(
+                        f"{routine.name} takes {list(s)}, and is given {list(a.shape)}"
+                    )
             arrays = [a.reshape(s) for a, s in zip(arrays, shapes, strict=True)]
             status = routine.reference(arrays, numbers)
             if status:
