@@ -244,6 +244,20 @@ def test_derivatives_of_a_while_loop_are_those_without_progress(
     assert told[-1] == (2, 2)
 
 
+def test_the_cost_of_a_step_depends_on_a_loop_in_it(told: Told) -> None:
+    """The blocks of the elements of a step have a number that only the call knows."""
+
+    def f(x: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            return hf.sin(c) * x + hf.exp(c[::-1]), None
+
+        return hf.scan(step, hf.ones_like(x[0]), x, progress=told)[0]
+
+    x = np.full((3, 5000), 0.1)
+    agree(hf.jit(f, dynamic=True)(x), f(hf.asarray(x)))
+    assert told[:2] == [(0, 3), (3, 3)]
+
+
 @every_execution
 def test_a_batch_that_steps_together_is_one_loop(run: Any, told: Told) -> None:
     run(hf.vmap(lambda x: decay(x, told)), np.ones((3, 4), np.float32))

@@ -45,8 +45,9 @@ def emit(emitter: CpuEmitter, s: HostCall) -> None:
 def emit_tick(emitter: CpuEmitter, s: Tick) -> None:
     """Emit a countdown by the cost of the code before it in a step, and a call at zero.
 
-    A step that polls may take any time, and reads the clock each time. Where there is
-    no Python, nothing is reported.
+    A step that polls may take any time, and reads the clock each time. So does one
+    whose cost depends on the variable of a loop in it. Where there is no Python,
+    nothing is reported.
     """
     if emitter.unit.target.freestanding:
         return
@@ -55,7 +56,7 @@ def emit_tick(emitter: CpuEmitter, s: Tick) -> None:
     fuel = emitter.ticks(s.site)
     call, onward = f.name("tick"), f.name("ticked")
     cost = emitter.cost
-    if s.always or cost.unbounded or cost.polls:
+    if s.always or cost.unbounded or cost.polls or not values.has(cost.total):
         f.branch(call)
     else:
         with values.scope():

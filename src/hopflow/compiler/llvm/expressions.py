@@ -22,7 +22,7 @@ from hopflow.compiler.llvm.types import (
     register_type,
 )
 from hopflow.dtypes import DType, float32, int64, uint64
-from hopflow.loop_ir import math
+from hopflow.loop_ir import math, walk
 from hopflow.loop_ir.expr import (
     COMPARE,
     MATH,
@@ -243,6 +243,11 @@ class ScalarEvaluator(Evaluator):
             return register
         slot = self.slots[var]
         return self.f.emit(f"load {register_type(var.dtype)}, ptr {slot}")
+
+    def has(self, value: Expr) -> bool:
+        """Return whether all variables of a value are there."""
+        names = (n.attr for n in walk.nodes(value) if n.op == "var")
+        return all(var in self.constants or var in self.slots for var in names)
 
     def load(self, buffer: Buffer, at: Index, condition: Expr | None) -> str:
         address = self.address(buffer, self.memory.linear(buffer, at))
