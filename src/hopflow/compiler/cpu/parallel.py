@@ -64,12 +64,12 @@ SERIES: Final = 1_000_000
 one before, until threads are woken for one that is too short for that alone: they then
 wait for the next. To wake them takes the first thread up to 70,000."""
 MOST_DOUBLED: Final = 5
-"""Each time that threads were woken and did not save time, the next time takes a series
-of twice the length, up to so many times."""
-LOST: Final = 50_000
+"""Threads that were woken and did not save time are woken again after `SERIES`, then
+after twice that time, and so on, up to so many times."""
+LOST: Final = 100_000
 """Nanoseconds that loops may take longer with other threads than alone, less what they
 save, before the processors are taken to be busy."""
-BUSY: Final = 16
+BUSY: Final = 4
 """How many times as long short loops run alone then."""
 ALONE: Final = 2 * SOON
 """The cost of a loop that needs no such estimate, in instructions (see `cost`)."""
@@ -271,10 +271,11 @@ _WORDS: Final = _REPORTS + 4 * MOST
     _BUSY,  # until when the processors are taken to be busy
     _LOST,  # how much time help has cost, less what it has saved
     _WOKEN,  # how often threads were woken since they have last saved time
-) = range(13)
-_MUTEX: Final = 13
-_CONDITION: Final = 29
-_TIMES: Final = 45
+    _NEXT_WAKE,  # from when on they may be woken for a series again
+) = range(14)
+_MUTEX: Final = 14
+_CONDITION: Final = 30
+_TIMES: Final = 46
 """The first word of a table of functions of iterations: the address of the function,
 and the picoseconds that an iteration takes on one thread."""
 _FUNCTIONS: Final = 64
@@ -401,7 +402,7 @@ declare i32 @nanosleep(ptr, ptr)
 define internal void @ask_if_long(ptr %job) nounwind {{
 entry:
 {_words(_EXTENT, _NEXT, _BEGAN)}
-{_words(_THREADS, _ASLEEP, _MISSED, _BUSY, _WOKEN, of="pool")}
+{_words(_THREADS, _ASLEEP, _MISSED, _BUSY, _NEXT_WAKE, of="pool")}
   %began = load i64, ptr %job.{_BEGAN}
   %asked = icmp eq i64 %began, {NEVER}
   br i1 %asked, label %done, label %estimate
@@ -428,10 +429,10 @@ short:
   %asleep = load atomic i64, ptr %pool.{_ASLEEP} monotonic, align 8
   %awake = icmp sgt i64 %threads, %asleep
   %missed = load atomic i64, ptr %pool.{_MISSED} monotonic, align 8
-  %woken = load atomic i64, ptr %pool.{_WOKEN} monotonic, align 8
-  %doubled = call i64 @llvm.smin.i64(i64 %woken, i64 {MOST_DOUBLED})
-  %series = shl i64 {SERIES}, %doubled
-  %is.series = icmp sge i64 %missed, %series
+  %next.wake = load atomic i64, ptr %pool.{_NEXT_WAKE} monotonic, align 8
+  %is.long.series = icmp sge i64 %missed, {SERIES}
+  %is.later = icmp sge i64 %now, %next.wake
+  %is.series = and i1 %is.long.series, %is.later
   %reason = or i1 %awake, %is.series
   %may = and i1 %is.near, %is.calm
   %asks = and i1 %may, %reason
@@ -446,7 +447,8 @@ done:
 define internal void @ask_for_help(ptr %job) nounwind {{
 entry:
 {_words(_PLACES, _BEGAN, _WAKES)}
-{_words(*range(_IS_MADE + 1), _WOKEN, _MUTEX, _CONDITION, of="pool")}
+{_words(*range(_IS_MADE + 1), _WOKEN, _NEXT_WAKE, of="pool")}
+{_words(_MUTEX, _CONDITION, of="pool")}
   %thread = alloca i64
   %all = alloca i8, i64 {_SIGNALS}, align 8
   %old = alloca i8, i64 {_SIGNALS}, align 8
@@ -512,6 +514,11 @@ publish:
 wake:
   store i64 1, ptr %job.{_WAKES}
   %woken = atomicrmw add ptr %pool.{_WOKEN}, i64 1 monotonic
+  %doubled = call i64 @llvm.smin.i64(i64 %woken, i64 {MOST_DOUBLED})
+  %rests = shl i64 {SERIES}, %doubled
+  %now = call i64 @now()
+  %next.wake = add i64 %now, %rests
+  store atomic i64 %next.wake, ptr %pool.{_NEXT_WAKE} monotonic, align 8
   %unused.3 = call i32 @pthread_mutex_lock(ptr %pool.{_MUTEX})
   %unused.4 = call i32 @pthread_cond_broadcast(ptr %pool.{_CONDITION})
   %unused.5 = call i32 @pthread_mutex_unlock(ptr %pool.{_MUTEX})
