@@ -69,6 +69,8 @@ after twice that time, and so on, up to so many times."""
 LOST: Final = 100_000
 """Nanoseconds that loops may take longer with other threads than alone, less what they
 save, before the processors are taken to be busy."""
+MOST_LOST: Final = 8_000_000
+"""Nanoseconds that one loop may lose, at most: iterations may just do more work."""
 BUSY: Final = 4
 """How many times as long short loops run alone then."""
 ALONE: Final = 2 * SOON
@@ -719,7 +721,8 @@ joins:
   br i1 %is.open, label %release, label %balance
 balance:
   %whole = sub i64 %time, %now
-  %change = sub i64 %whole, %expected
+  %difference = sub i64 %whole, %expected
+  %change = call i64 @llvm.smin.i64(i64 %difference, i64 {MOST_LOST})
   %lost.0 = load atomic i64, ptr %pool.{_LOST} monotonic, align 8
   %lost.1 = add i64 %lost.0, %change
   %lost = call i64 @llvm.smax.i64(i64 %lost.1, i64 0)
