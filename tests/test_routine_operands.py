@@ -92,11 +92,3 @@ def test_a_batch_reads_its_parts_in_a_loop_of_a_loop() -> None:
     total, rows = hf.jit(steps)(MATRICES)
     np.testing.assert_allclose(total, np.linalg.cholesky(MATRICES).sum(0), 1e-10)
     np.testing.assert_array_equal(rows, np.sort(MATRICES[:, 1:, 2]))
-
-
-def test_rows_are_sorted_and_read_in_one_loop() -> None:
-    jitted = hf.jit(lambda x: hf.top_k(x, 3)[0])
-    x = RNG.normal(size=(50, 100)).astype("f")
-    np.testing.assert_array_equal(jitted(x), np.sort(x)[:, :-4:-1])
-    loops = [s for s in jitted.loop_ir.splitlines() if s.startswith("    for ")]
-    assert len(loops) == 1

@@ -48,8 +48,8 @@ FEW_OUTPUTS: Final = 4
 LONGEST_SUM: Final = 160
 """Products that are written out."""
 LONGEST_IN_ROWS: Final = 48
-"""The same where a product of matrices has long rows: more take as long to run, or
-longer, and longer to compile."""
+"""The same along long rows of float32, where a product of matrices takes as long for
+more, or less, and less to compile."""
 LONG_ROW: Final = 2048
 """Columns of a long row."""
 SPLIT: Final = 1 << 20
@@ -68,7 +68,8 @@ WASTE: Final = 4
 """The ratio of computed to needed places above which a sum along the window is better.
 """
 WASTE_OF_FEW: Final = 1.5
-"""The same for few output channels."""
+"""The same for few output channels, if the products have long rows; one of short rows
+is never better, if any place is wasted."""
 TYPICAL: Final = 64
 """The assumed value of a symbolic size, and of a symbolic batch."""
 
@@ -111,8 +112,8 @@ class Conv:
     @property
     def longest_sum(self) -> int:
         """The greatest number of products that are written out."""
-        has_rows = self.rank > 1 or _typical(*self.sizes) >= LONG_ROW
-        pays = has_rows and self.x.dtype in BLAS_TYPES and set(self.strides) == {1}
+        has_rows = self.strides == (1,) and _typical(*self.sizes) >= LONG_ROW
+        pays = has_rows and self.x.dtype is dtypes.float32
         return LONGEST_IN_ROWS if pays else LONGEST_SUM
 
     @property
@@ -202,9 +203,11 @@ def plan_of(conv: Conv) -> Plan | None:
             cost += _moved(conv) * MOVE if batch_last else 0
             if best is None or cost < best[0]:
                 best, waste = (cost, plan), computed / needed
+                has_rows = columns >= LONG_ROW
     assert best is not None
     is_long = _typical(conv.window[-1]) >= lanes
-    most = WASTE if m >= FEW_OUTPUTS else WASTE_OF_FEW
+    of_few = WASTE_OF_FEW if has_rows else 1
+    most = WASTE if m >= FEW_OUTPUTS else of_few
     return None if is_long and waste > most else best[1]
 
 

@@ -404,7 +404,7 @@ declare i32 @nanosleep(ptr, ptr)
 define internal void @ask_if_long(ptr %job) nounwind {{
 entry:
 {_words(_EXTENT, _NEXT, _BEGAN)}
-{_words(_THREADS, _ASLEEP, _MISSED, _BUSY, _NEXT_WAKE, of="pool")}
+{_words(_MISSED, _NEXT_WAKE, of="pool")}
   %began = load i64, ptr %job.{_BEGAN}
   %asked = icmp eq i64 %began, {NEVER}
   br i1 %asked, label %done, label %estimate
@@ -425,11 +425,8 @@ estimate:
   br i1 %worth, label %ask, label %short
 short:
   %is.near = fcmp oge double %rest.f, {float(WORTH_OF_AWAKE / 2)}
-  %busy = load atomic i64, ptr %pool.{_BUSY} monotonic, align 8
-  %is.calm = icmp sge i64 %now, %busy
-  %threads = load atomic i64, ptr %pool.{_THREADS} monotonic, align 8
-  %asleep = load atomic i64, ptr %pool.{_ASLEEP} monotonic, align 8
-  %awake = icmp sgt i64 %threads, %asleep
+  %is.calm = call i1 @is_calm(i64 %now)
+  %awake = call i1 @some_wait()
   %missed = load atomic i64, ptr %pool.{_MISSED} monotonic, align 8
   %next.wake = load atomic i64, ptr %pool.{_NEXT_WAKE} monotonic, align 8
   %is.long.series = icmp sge i64 %missed, {SERIES}
@@ -600,6 +597,98 @@ define internal void @help(ptr %job) nounwind {{
 }}
 """
 
+# Whether help pays. The words are shared by all loops of the process, and each of them
+# is an estimate: they are read and written without an order.
+_BALANCE: Final = f"""
+define internal i1 @some_wait() nounwind {{
+{_words(_THREADS, _ASLEEP, of="pool")}
+  %threads = load atomic i64, ptr %pool.{_THREADS} monotonic, align 8
+  %asleep = load atomic i64, ptr %pool.{_ASLEEP} monotonic, align 8
+  %awake = icmp sgt i64 %threads, %asleep
+  ret i1 %awake
+}}
+
+define internal i1 @is_calm(i64 %now) nounwind {{
+{_words(_BUSY, of="pool")}
+  %busy = load atomic i64, ptr %pool.{_BUSY} monotonic, align 8
+  %calm = icmp sge i64 %now, %busy
+  ret i1 %calm
+}}
+
+define internal ptr @entry_of(ptr %function) nounwind {{
+  %address = ptrtoint ptr %function to i64
+  %hash = lshr i64 %address, 4
+  %number = and i64 %hash, {_FUNCTIONS - 1}
+  %pair = shl i64 %number, 1
+  %word = add i64 %pair, {_TIMES}
+  %entry = getelementptr i64, ptr @hf_pool, i64 %word
+  ret ptr %entry
+}}
+
+; The nanoseconds that a loop takes on one thread; 0: they are not known.
+define internal i64 @time_alone(ptr %function, i64 %extent) nounwind {{
+  %entry = call ptr @entry_of(ptr %function)
+  %to.each = getelementptr i64, ptr %entry, i64 1
+  %address = ptrtoint ptr %function to i64
+  %known = load atomic i64, ptr %entry monotonic, align 8
+  %each = load atomic i64, ptr %to.each monotonic, align 8
+  %is.known = icmp eq i64 %known, %address
+  %all = mul i64 %each, %extent
+  %nanoseconds = sdiv i64 %all, 1000
+  %time = select i1 %is.known, i64 %nanoseconds, i64 0
+  ret i64 %time
+}}
+
+; Keep the time of a loop on one thread. One that is longer than before may be that of a
+; thread that had to wait.
+define internal void @keep_time(ptr %function, i64 %extent, i64 %took) nounwind {{
+  %entry = call ptr @entry_of(ptr %function)
+  %to.each = getelementptr i64, ptr %entry, i64 1
+  %address = ptrtoint ptr %function to i64
+  %known = load atomic i64, ptr %entry monotonic, align 8
+  %old = load atomic i64, ptr %to.each monotonic, align 8
+  %is.known = icmp eq i64 %known, %address
+  %all = mul i64 %took, 1000
+  %count = call i64 @llvm.smax.i64(i64 %extent, i64 1)
+  %new = sdiv i64 %all, %count
+  %eighth = lshr i64 %old, 3
+  %more = add i64 %old, %eighth
+  %least = call i64 @llvm.smin.i64(i64 %new, i64 %more)
+  %each = select i1 %is.known, i64 %least, i64 %new
+  store atomic i64 %address, ptr %entry monotonic, align 8
+  store atomic i64 %each, ptr %to.each monotonic, align 8
+  ret void
+}}
+
+; Add what help has cost a loop, and take the processors to be busy if that is too much.
+define internal void @balance(i64 %began, i64 %ended, i64 %expected) nounwind {{
+{_words(_BUSY, _LOST, _WOKEN, of="pool")}
+  %took = sub i64 %ended, %began
+  %difference = sub i64 %took, %expected
+  %change = call i64 @llvm.smin.i64(i64 %difference, i64 {MOST_LOST})
+  %before = load atomic i64, ptr %pool.{_LOST} monotonic, align 8
+  %sum = add i64 %before, %change
+  %lost = call i64 @llvm.smax.i64(i64 %sum, i64 0)
+  %is.busy = icmp sge i64 %lost, {LOST}
+  %kept = select i1 %is.busy, i64 0, i64 %lost
+  store atomic i64 %kept, ptr %pool.{_LOST} monotonic, align 8
+  %saves = icmp slt i64 %change, 0
+  br i1 %saves, label %saved, label %compare
+saved:
+  store atomic i64 0, ptr %pool.{_WOKEN} monotonic, align 8
+  br label %compare
+compare:
+  br i1 %is.busy, label %rest, label %done
+rest:
+  %pause = mul i64 %lost, {BUSY}
+  %until = add i64 %ended, %pause
+  store atomic i64 %until, ptr %pool.{_BUSY} monotonic, align 8
+  br label %done
+done:
+  ret void
+}}
+"""
+
 _RUN: Final = f"""
 define i64 @hf_parallel(
     ptr %block, ptr %function, ptr %cells, i64 %extent, i1 %is.long) nounwind {{
@@ -621,8 +710,7 @@ entry:
   %job = alloca [{_WORDS} x i64]
   %pause = alloca [2 x i64]
 {_words(_FUNCTION, _CELLS, _EXTENT, _STOP, _FAILED, _PLACES, _BEGAN, _WAKES)}
-{_words(_OWNED, _TICKET, _FINISHED, _THREADS, _ASLEEP, FORKS, of="pool")}
-{_words(_ENDED, _MISSED, _BUSY, _LOST, _WOKEN, of="pool")}
+{_words(_OWNED, _TICKET, _FINISHED, FORKS, _ENDED, _MISSED, of="pool")}
   %forks = load i64, ptr %pool.{FORKS}
   call void @llvm.memset.p0.i64(ptr %job, i8 0, i64 {8 * _WORDS}, i1 false)
   store ptr %function, ptr %job.{_FUNCTION}
@@ -643,24 +731,9 @@ entry:
   %missed = load atomic i64, ptr %pool.{_MISSED} monotonic, align 8
   %series = select i1 %is.next, i64 %missed, i64 0
   store atomic i64 %series, ptr %pool.{_MISSED} monotonic, align 8
-  %threads = load atomic i64, ptr %pool.{_THREADS} monotonic, align 8
-  %asleep = load atomic i64, ptr %pool.{_ASLEEP} monotonic, align 8
-  %awake = icmp sgt i64 %threads, %asleep
-  %busy = load atomic i64, ptr %pool.{_BUSY} monotonic, align 8
-  %is.calm = icmp sge i64 %now, %busy
-  %address = ptrtoint ptr %function to i64
-  %hash.0 = lshr i64 %address, 4
-  %hash = and i64 %hash.0, {_FUNCTIONS - 1}
-  %entry.0 = shl i64 %hash, 1
-  %entry.1 = add i64 %entry.0, {_TIMES}
-  %to.known = getelementptr i64, ptr @hf_pool, i64 %entry.1
-  %to.each = getelementptr i64, ptr %to.known, i64 1
-  %known = load atomic i64, ptr %to.known monotonic, align 8
-  %each.0 = load atomic i64, ptr %to.each monotonic, align 8
-  %is.known = icmp eq i64 %known, %address
-  %each = select i1 %is.known, i64 %each.0, i64 0
-  %expected.0 = mul i64 %each, %extent
-  %expected = sdiv i64 %expected.0, 1000
+  %expected = call i64 @time_alone(ptr %function, i64 %extent)
+  %awake = call i1 @some_wait()
+  %is.calm = call i1 @is_calm(i64 %now)
   %is.worth = icmp sge i64 %expected, {WORTH_OF_AWAKE}
   %again.0 = and i1 %is.next, %awake
   %again.1 = and i1 %is.calm, %is.worth
@@ -679,16 +752,7 @@ run:
   %is.alone = icmp eq i64 %places, 0
   br i1 %is.alone, label %alone, label %close
 alone:
-  ; A time that is longer than before may be that of a thread that had to wait.
-  %took.pico = mul i64 %took, 1000
-  %count.1 = call i64 @llvm.smax.i64(i64 %extent, i64 1)
-  %each.new = sdiv i64 %took.pico, %count.1
-  %eighth = lshr i64 %each, 3
-  %more = add i64 %each, %eighth
-  %least = call i64 @llvm.smin.i64(i64 %each.new, i64 %more)
-  %each.next = select i1 %is.known, i64 %least, i64 %each.new
-  store atomic i64 %address, ptr %to.known monotonic, align 8
-  store atomic i64 %each.next, ptr %to.each monotonic, align 8
+  call void @keep_time(ptr %function, i64 %extent, i64 %took)
   %missed.next = add i64 %series, %took
   store atomic i64 %missed.next, ptr %pool.{_MISSED} monotonic, align 8
   store atomic i64 %end, ptr %pool.{_ENDED} monotonic, align 8
@@ -716,28 +780,11 @@ joins:
   store atomic i64 0, ptr %pool.{_MISSED} monotonic, align 8
   %wakes = load i64, ptr %job.{_WAKES}
   %is.waking = icmp ne i64 %wakes, 0
-  %is.unknown = xor i1 %is.known, true
+  %is.unknown = icmp eq i64 %expected, 0
   %is.open = or i1 %is.waking, %is.unknown
-  br i1 %is.open, label %release, label %balance
-balance:
-  %whole = sub i64 %time, %now
-  %difference = sub i64 %whole, %expected
-  %change = call i64 @llvm.smin.i64(i64 %difference, i64 {MOST_LOST})
-  %lost.0 = load atomic i64, ptr %pool.{_LOST} monotonic, align 8
-  %lost.1 = add i64 %lost.0, %change
-  %lost = call i64 @llvm.smax.i64(i64 %lost.1, i64 0)
-  %is.saved = icmp slt i64 %change, 0
-  %woken = load atomic i64, ptr %pool.{_WOKEN} monotonic, align 8
-  %woken.next = select i1 %is.saved, i64 0, i64 %woken
-  store atomic i64 %woken.next, ptr %pool.{_WOKEN} monotonic, align 8
-  %is.busy = icmp sge i64 %lost, {LOST}
-  %lost.next = select i1 %is.busy, i64 0, i64 %lost
-  store atomic i64 %lost.next, ptr %pool.{_LOST} monotonic, align 8
-  br i1 %is.busy, label %rest, label %release
-rest:
-  %pause.long = mul i64 %lost, {BUSY}
-  %later = add i64 %time, %pause.long
-  store atomic i64 %later, ptr %pool.{_BUSY} monotonic, align 8
+  br i1 %is.open, label %release, label %compare
+compare:
+  call void @balance(i64 %now, i64 %time, i64 %expected)
   br label %release
 release:
   store atomic i64 0, ptr %pool.{_OWNED} seq_cst, align 8
@@ -796,4 +843,4 @@ done:
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 """
 
-TEXT: Final = "\n".join((_WORK, _START, _SERVE, _RUN))
+TEXT: Final = "\n".join((_WORK, _START, _SERVE, _BALANCE, _RUN))

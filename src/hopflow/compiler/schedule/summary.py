@@ -35,7 +35,7 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.walk import bodies, expressions, merged_axes, named, nodes
 
-_ORDERED = (Allocate, Barrier, Copy, HostCall, Invoke, Swap, Tick, Trap)
+_ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
 
 
 _Row: TypeAlias = tuple[int, int, int]
@@ -145,7 +145,7 @@ def _add(summary: Summary, statement: Stmt) -> None:
             summary.uses[node.attr] += 1
     for buffer in named(statement):
         summary.uses[buffer] += 1
-    summary.is_ordered = summary.is_ordered or _is_ordered(statement)
+    summary.is_ordered = summary.is_ordered or isinstance(statement, _ORDERED)
     for buffer, at, is_written in _accesses(statement):
         summary.at.append((buffer, _rows(buffer, at)))
         if is_written:
@@ -154,13 +154,6 @@ def _add(summary: Summary, statement: Stmt) -> None:
         summary.declared.add(statement.var)
     elif isinstance(statement, Accumulate | Assign):
         summary.assigned.add(statement.var)
-
-
-def _is_ordered(statement: Stmt) -> bool:
-    """Return whether a statement has effects other than on memory that it names."""
-    if isinstance(statement, Call):
-        return statement.site is not None or not ROUTINES[statement.routine].native
-    return isinstance(statement, _ORDERED)
 
 
 def _rows(buffer: Buffer, at: Index) -> list[tuple[Var, _Row]]:
