@@ -1,11 +1,14 @@
 """Forward-mode derivatives of operators with subgraphs, derived from the roles of args.
 
 Each arg, result, region input and region output that is differentiated gains a tangent
-of the same role: the tangent of a carry is a carry.
+of the same role: the tangent of a carry is a carry. It gains one for each direction in
+which the operator is differentiated.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from hopflow.autograd.jvp import Dual, run_graph
@@ -13,7 +16,7 @@ from hopflow.autograd.rules import is_differentiable
 from hopflow.bind import Operand, Value, bind, using
 from hopflow.errors import DerivativeError
 from hopflow.graph.core import Graph, Node, Var, map_graphs
-from hopflow.graph.regions import Region, Role, Signature, carries
+from hopflow.graph.regions import Port, Region, Role, Signature, carries
 from hopflow.trace.sharing import of_call
 from hopflow.trace.source import user_env
 from hopflow.trace.tracer import Tracer
@@ -99,24 +102,31 @@ def _region_mask(region: Region, args: Sequence[bool]) -> list[bool]:
 @dataclass(frozen=True, slots=True)
 class _Slot:
     """A position among args, results, inputs or outputs of the node with tangents:
-    the primal at `at` of the old node, or its tangent."""
+    the primal at `at` of the old node, or its tangent in a direction."""
 
     at: int
-    is_tangent: bool = False
+    direction: int | None = None
 
 
-def _with_tangents(keys: Sequence[Any], masked: Sequence[bool]) -> list[_Slot]:
-    """Return the positions with their tangents, which follow each run of equal keys."""
+def _with_tangents(
+    keys: Sequence[Any], masked: Sequence[Sequence[bool]]
+) -> list[_Slot]:
+    """Return the positions with their tangents, which follow each run of equal keys.
+
+    Args:
+        masked: For each direction, which positions have a tangent.
+    """
     slots: list[_Slot] = []
-    tangents: list[_Slot] = []
-    for i, (key, nonzero) in enumerate(zip(keys, masked, strict=True)):
-        if i and key != keys[i - 1]:
-            slots += tangents
-            tangents = []
-        slots.append(_Slot(i))
-        if nonzero:
-            tangents.append(_Slot(i, True))
-    return slots + tangents
+    for _, run in groupby(range(len(keys)), keys.__getitem__):
+        places = list(run)
+        slots += map(_Slot, places)
+        slots += [
+            _Slot(i, k)
+            for k, nonzero in enumerate(masked)
+            for i in places
+            if nonzero[i]
+        ]
+    return slots
 
 
 def _arg_keys(op: Any, node: Node, signature: Signature) -> list[Any]:
@@ -132,22 +142,44 @@ def jvp(
     params: dict[str, Any],
 ) -> tuple[list[Value], list[Tangent]]:
     """Return the results of an operator and their tangents, computed by one node."""
+    values, [out_tangents] = jvp_in_directions(op, operands, [in_tangents], params)
+    return values, out_tangents
+
+
+def jvp_in_directions(
+    op: Any,
+    operands: Sequence[Operand],
+    directions: Sequence[Sequence[Tangent]],
+    params: dict[str, Any],
+) -> tuple[list[Value], list[list[Tangent]]]:
+    """Return the results of an operator and, for each direction, their tangents. One
+    node computes all.
+
+    Args:
+        directions: For each direction, the tangents of the operands.
+    """
+    zero = tuple(tuple(map(is_zero, tangents)) for tangents in directions)
     node = of_call(
         op,
         params,
-        ("jvp", tuple(map(is_zero, in_tangents))),
-        lambda: _dual_node(op, operands, in_tangents, params),
+        ("jvp", zero),
+        lambda: _dual_node(op, operands, directions, params),
     )
     args = [
-        instantiate(in_tangents[s.at]) if s.is_tangent else operands[s.at]
+        operands[s.at]
+        if s.direction is None
+        else instantiate(directions[s.direction][s.at])
         for s in node.args
     ]
     outputs = bind(op, args, node.params)
-    values = [r for s, r in zip(node.results, outputs, strict=True) if not s.is_tangent]
-    out_tangents: list[Tangent] = [Zero(v.type) for v in values]
-    for slot, result in zip(node.results, outputs, strict=True):
-        if slot.is_tangent:
-            out_tangents[slot.at] = result
+    pairs = list(zip(node.results, outputs, strict=True))
+    values = [r for s, r in pairs if s.direction is None]
+    out_tangents: list[list[Tangent]] = [
+        [Zero(v.type) for v in values] for _ in directions
+    ]
+    for slot, result in pairs:
+        if slot.direction is not None:
+            out_tangents[slot.direction][slot.at] = result
     return values, out_tangents
 
 
@@ -162,13 +194,13 @@ class _DualNode(NamedTuple):
 def _dual_node(
     op: Any,
     operands: Sequence[Operand],
-    tangents: Sequence[Tangent],
+    directions: Sequence[Sequence[Tangent]],
     params: dict[str, Any],
 ) -> _DualNode:
     node, signature = node_and_signature(op, operands, params)
-    masks = masks_of(signature, tangents, len(node.results))
-    args = _with_tangents(_arg_keys(op, node, signature), masks.args)
-    results = _with_tangents(signature.results, masks.results)
+    masks = [masks_of(signature, t, len(node.results)) for t in directions]
+    args = _with_tangents(_arg_keys(op, node, signature), [m.args for m in masks])
+    results = _with_tangents(signature.results, [m.results for m in masks])
     graphs = {region.name: _jvp_region(region, masks) for region in signature.regions}
     new_params = with_graphs(
         op,
@@ -180,34 +212,40 @@ def _dual_node(
     return _DualNode(args, results, new_params)
 
 
-def _jvp_region(region: Region, masks: Masks) -> Graph:
+def _jvp_region(region: Region, masks: Sequence[Masks]) -> Graph:
     graph = region.graph
-    has_tangent = [p.at is not None and masks.args[p.at] for p in region.inputs]
     keys = [
         (v.node.section, p.role)
         for v, p in zip(graph.inputs, region.inputs, strict=True)
     ]
+    has_tangent = [_at_ports(region.inputs, m.args) for m in masks]
+    is_nonzero = [_at_ports(region.outputs, m.results) for m in masks]
     tracer = Tracer(None, graph.name, env=user_env())
-    values: dict[int, Value] = {}
-    tangents: dict[int, Value] = {}
+    inputs: dict[int | None, dict[int, Value]] = defaultdict(dict)
     for slot in _with_tangents(keys, has_tangent):
-        var = graph.inputs[slot.at]
-        name = f"{var.node.name}_dot" if slot.is_tangent else ""
+        var, is_tangent = graph.inputs[slot.at], slot.direction is not None
+        name = f"{var.node.name}_dot" if is_tangent else ""
         value = tracer.input_like(var, var.type.strong(), name)
-        (tangents if slot.is_tangent else values)[slot.at] = value
+        inputs[slot.direction][slot.at] = value
     with using(tracer):
-        symbols, inputs = duals(graph, values, tangents)
-        duals_out = run_graph(graph, symbols, inputs)
-        nonzero = [p.at is not None and masks.results[p.at] for p in region.outputs]
+        in_directions = [
+            run_graph(graph, *duals(graph, inputs[None], inputs[k]))
+            for k in range(len(masks))
+        ]
         roles = [p.role for p in region.outputs]
         outputs = [
-            instantiate(duals_out[s.at].tangent)
-            if s.is_tangent
-            else duals_out[s.at].value
-            for s in _with_tangents(roles, nonzero)
+            in_directions[0][s.at].value
+            if s.direction is None
+            else instantiate(in_directions[s.direction][s.at].tangent)
+            for s in _with_tangents(roles, is_nonzero)
         ]
     refuse_captures(tracer)
     return tracer.close(outputs)
+
+
+def _at_ports(ports: Sequence[Port], mask: Sequence[bool]) -> list[bool]:
+    """Return which of a region's ports stand for an arg or a result in `mask`."""
+    return [p.at is not None and mask[p.at] for p in ports]
 
 
 def refuse_captures(tracer: Tracer) -> None:

@@ -19,6 +19,7 @@ from hopflow.autograd.api import jvp, linearize, vjp
 from hopflow.autograd.jvp import differentiate
 from hopflow.autograd.linearize import linear_of
 from hopflow.autograd.partition import silent
+from hopflow.autograd.preaccumulation import has_custom_rules
 from hopflow.autograd.region_jvp import reached
 from hopflow.batching.api import vmap
 from hopflow.batching.graphs import batched_graph, bind_again
@@ -199,15 +200,6 @@ def _as_scan(loop: _Loop) -> dict[str, Any]:
         "reverse": False,
         "unroll": 1,
     }
-
-
-def _has_rules(body: Graph) -> bool:
-    """Return True if a call in the graph has a custom derivative rule."""
-    return any(
-        isinstance(node.op, RegionOperator)
-        and node.op.has_custom_derivative(node.params)
-        for node in body.walk()
-    )
 
 
 def _primal_types(body: Graph) -> list[TensorType]:
@@ -492,7 +484,7 @@ class LoopCotangents(_LoopDerivative):
         """Return the results and their derivative. They are linear in the cotangents,
         and a gradient with respect to the primals. A second derivative is symmetric, so
         both parts have a transpose that needs few carries."""
-        if _has_rules(params["body"]):  # a rule may be no gradient
+        if has_custom_rules(params["body"]):  # a rule may be no gradient
             graph = self.graph(lambda loop, _: self.by_scan(loop), operands, params)
             results, pushed = differentiate(
                 graph, operands, tangents, linear_of(tangents)

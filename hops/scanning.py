@@ -118,7 +118,7 @@ class _Until(NamedTuple):
         """Return the call of a `while_loop` with the dynamic sizes of the scan's
         carry."""
         loop = WHILE.prepare(
-            *args, max_steps=None, reverse_mode="recompute", dynamic_carry=None
+            *args, max_steps=None, reverse_mode="auto", dynamic_carry=None
         )
         loop.params |= counted(progress_of(self.call.params))
         # The counter and the result of `test` precede the scan's carry.

@@ -8,6 +8,7 @@ from typing import Any, Final, final
 from hopflow import dtypes, pytree
 from hopflow.autograd import region_vjp
 from hopflow.autograd.partition import Keep
+from hopflow.autograd.preaccumulation import preaccumulate
 from hopflow.bind import Operand, Value, bind, current, run_graph
 from hopflow.errors import (
     ArgumentTypeError,
@@ -76,7 +77,7 @@ from hopflow.trace.source import input_names
 from hopflow.trace.tracer import Tracer, range_of
 from hopflow.zeros import Tangent
 
-REVERSE_MODES: Final = ("save", "recompute", "checkpoint")
+REVERSE_MODES: Final = ("auto", "save", "recompute", "checkpoint")
 
 
 @final
@@ -88,7 +89,7 @@ class While(RegionOperator):
     ys         stacks with one row for each step; derivatives add them
     num_carry  the number of leaves of the carry, which are all the operands
     max_steps  None, or the number of steps after which the test must be False
-    reverse_mode  what reverse mode saves: "save", "recompute", "checkpoint", Checkpoint
+    reverse_mode  what reverse mode saves: one of `REVERSE_MODES`, or a Checkpoint
     progress   optional: the label or function that reports progress
     counted    optional: the loop counts from a carry up to a bound
     """
@@ -154,7 +155,7 @@ class While(RegionOperator):
             "test": Function("cond_fn", body_fn, names, lambda xs: less(xs[0], end)),
             "body": Function("body_fn", body_fn, names, body),
         }
-        params = _loop_params(name, 1 + len(flat), None, "recompute")
+        params = _loop_params(name, 1 + len(flat), None, "auto")
         params |= counted(as_progress(name, progress))
         call = Call(name, [], [first, *flat], functions, params, spec, counts=True)
         if isinstance(first, Constant | EagerTensor) and isinstance(
@@ -344,6 +345,10 @@ class While(RegionOperator):
         if changing_sizes(params):
             return super().linearize_rule(operands, tangents, params)
         mode = params["reverse_mode"]
+        if mode == "auto":
+            by_jacobian = preaccumulate(self, operands, tangents, params)
+            if by_jacobian is not None:
+                return by_jacobian
         if mode in _KEPT:
             return region_vjp.linearize(self, operands, tangents, params, _KEPT[mode])
         return LOOP_DERIVATIVES.linearize(self, operands, tangents, params)
@@ -400,7 +405,11 @@ class While(RegionOperator):
         return dict(params, num_carry=args.count("carry"))
 
 
-_KEPT: Final[dict[Any, Keep]] = {"save": "cheapest", "recompute": "fewest"}
+_KEPT: Final[dict[Any, Keep]] = {
+    "auto": "fewest",
+    "save": "cheapest",
+    "recompute": "fewest",
+}
 """The residuals that each mode saves of each step; "checkpoint" saves none."""
 _REFUSAL: Final = "a condition only tests. Write to it in `body_fn`."
 _NONE: Final[frozenset[str]] = frozenset()
@@ -487,8 +496,8 @@ def _loop_params(
         isinstance(reverse_mode, str) and reverse_mode in REVERSE_MODES
     ):
         raise ArgumentValueError(
-            f"{op}: `reverse_mode` must be 'save', 'recompute', 'checkpoint' or an "
-            f"`hf.Checkpoint`, and is {reverse_mode!r}."
+            f"{op}: `reverse_mode` must be 'auto', 'save', 'recompute', "
+            f"'checkpoint' or an `hf.Checkpoint`, and is {reverse_mode!r}."
         )
     return {
         "num_carry": num_carry,
@@ -544,7 +553,7 @@ def while_loop(
     carry: Any,
     *,
     max_steps: int | None = None,
-    reverse_mode: str | Checkpoint = "recompute",
+    reverse_mode: str | Checkpoint = "auto",
     dynamic_carry: Any = None,
     progress: str | Callable[[int, int | None], Any] | None = None,
 ) -> Any:
@@ -563,15 +572,18 @@ def while_loop(
         reverse_mode: What the backward pass of a derivative saves. "recompute": the
             carry of each step, or smaller residuals that suffice. "save": of each step
             whatever costs least to save or recompute. "checkpoint", or a `Checkpoint`:
-            a few carries, from which the others are recomputed. The first two allocate
-            stacks that grow with the number of steps, or `max_steps` rows at once.
+            a few carries, from which the others are recomputed. "auto": nothing, if at
+            most four scalars are differentiated, since the loop then computes the
+            Jacobian as it runs, in forward mode, and there is no backward pass; else as
+            "recompute". "recompute" and "save" allocate stacks that grow with the
+            number of steps, or `max_steps` rows at once.
         dynamic_carry: The sizes of the carry that steps change, by parameter name and
             axis: `{"tokens": {0: hf.Dim("n", max=512)}}`. Equal names are equal sizes.
             Memory is allocated for `max`, or doubled when needed.
         progress: A label, with which the terminal shows the progress of the loop, also
             of a compiled one. Or a function, which is called with the number of steps
             done and the total, which is None until the loop has ended: at the beginning
-            and the end, and at most ten times a second, also for a nested loop. The
+            and the end, and at most ten times a second, also for a nested loop. A
             backward pass shows "label (backward)", and calls no function.
 
     Returns:

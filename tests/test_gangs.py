@@ -72,7 +72,8 @@ def escape(c: Any) -> Any:
     def step(k: Any, x: Any, y: Any) -> Any:
         return k + 1, x * x - y * y + c - 2, 2 * x * y + c / 7
 
-    return hf.while_loop(goes_on, step, (0, hf.zeros_like(c), hf.zeros_like(c)))
+    first = (0, hf.zeros_like(c), hf.zeros_like(c))
+    return hf.while_loop(goes_on, step, first, reverse_mode="recompute")
 
 
 def halve(x: Any) -> Any:
@@ -92,7 +93,9 @@ def branches(x: Any) -> Any:
         z = hf.where(k % 2 == 0, y, x)
         return (*hf.cond(x < 1, lambda: (x + z / 8, y), lambda: (x / 2, z + 1)), k + 1)
 
-    return hf.while_loop(lambda x, _, k: (k < 9) & (x < 4), step, (x, x * 2, 0))
+    first = (x, x * 2, 0)
+    goes_on = lambda x, _, k: (k < 9) & (x < 4)  # noqa: E731
+    return hf.while_loop(goes_on, step, first, reverse_mode="recompute")
 
 
 def counted(x: Any) -> Any:

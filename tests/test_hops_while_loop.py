@@ -532,8 +532,8 @@ def test_arguments_are_checked_before_anything_runs() -> None:
         ),
         (
             ArgumentValueError,
-            "while_loop: `reverse_mode` must be 'save', 'recompute', 'checkpoint' or "
-            "an `hf.Checkpoint`, and is 'all'.",
+            "while_loop: `reverse_mode` must be 'auto', 'save', 'recompute', "
+            "'checkpoint' or an `hf.Checkpoint`, and is 'all'.",
             (never, never, 0),
             {"reverse_mode": "all"},
         ),

@@ -428,10 +428,10 @@ def test_the_loop_runs_once_and_stacks_what_the_backward_pass_reads(
 
 def test_examples_that_stop_together_are_one_loop() -> None:
     def power(x: Any, n: Any) -> Any:
-        return hf.fori_loop(0, n, lambda i, y: y * x, 1.0)
+        return hf.sum(hf.fori_loop(0, n, lambda i, y: y * x, hf.ones_like(x)))
 
     gradients = hf.jit(hf.vmap(hf.grad(power), in_dims=(0, None)))
-    xs = np.array([0.5, 2.0, 3.0])
+    xs = np.array([[0.5, 1.5], [2.0, 2.5], [3.0, 0.3]])
     np.testing.assert_allclose(gradients(xs, hf.asarray(4)), 4 * xs**3)
     assert [n.op.name for n in gradients.graph.nodes if n.graphs] == [
         "while_loop",

@@ -6,7 +6,6 @@ the predicate, index or loop condition depends on the batch element, the node be
 map over the batch, so that each element takes its own branch and number of steps.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -88,24 +87,31 @@ def each_example(
 ) -> BatchedResults:
     """Return the results of a node by a `map` over the batch elements.
 
-    The map reports the progress of loops, which run side by side. Operands that the
-    node passes through unchanged (see `shortened`) are left out of the map.
+    The map reports the progress of loops, which run side by side. It takes a value once
+    that is several operands. Operands that the node passes through unchanged (see
+    `shortened`) are left out of the map.
     """
     params = dict(params)
     progress = params.pop("progress", None)
     params.pop("counted", None)
     types = _types_of_one(batched, args)
-    short = shortened(op, types, params, first_same(map(id, args)))
-    if short is None:
-        run = functools.partial(bind_again, op, params=params)
-        mapped = slots.each_example(run, size, args, batched, progress)
-        return BatchedResults(mapped, (True,) * len(mapped))
+    first = first_same(map(id, args))
+    distinct = sorted(set(first))
+    short = shortened(op, types, params, first)
 
-    def rest(operands: Sequence[Operand]) -> list[Value]:
+    def run(rows: Sequence[Operand]) -> Sequence[Value]:
+        row_of = dict(zip(distinct, rows, strict=True))
+        operands = [row_of[k] for k in first]
+        if short is None:
+            return bind_again(op, operands, params)
         results = bind_again(op, [operands[i] for i in short.args], short.params)
         return [results[k] for k in short.rest]
 
-    mapped = slots.each_example(rest, size, args, batched, progress)
+    mapped = slots.each_example(
+        run, size, [args[k] for k in distinct], [batched[k] for k in distinct], progress
+    )
+    if short is None:
+        return BatchedResults(mapped, (True,) * len(mapped))
     values = short.results(args, mapped)
     mask = short.results(batched, [True] * len(mapped))
     return BatchedResults(list(map(as_value, values)), tuple(mask))
