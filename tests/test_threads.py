@@ -556,6 +556,37 @@ def test_the_threads_take_no_signals() -> None:
     assert ran.stdout.split() == ["True"]
 
 
+APART = """
+import os
+import numpy as np
+import hopflow as hf
+
+def decay(n):
+    step = lambda k, x: (k + 1, x * 0.5)
+    return hf.while_loop(lambda k, _: k < n, step, (0, np.float64(1.0)))[1]
+
+def tasks():
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+hf.config.num_threads = 4
+run, before = hf.jit(hf.vmap(decay)), tasks()
+for _ in range(3):
+    run(np.full(400, 100_000))
+allowed = os.sched_getaffinity(0)
+own = [os.sched_getaffinity(task) for task in tasks() - before]
+apart = [len(allowed - each) == 1 and each < allowed for each in own]
+print(len(own), all(apart) if len(allowed) > 1 else own == [allowed] * 3)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no affinity")
+def test_other_threads_leave_the_processor_of_the_first_one() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", APART]
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # without threads of its own
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
+    assert ran.stdout.split() == ["3", "True"]
+
+
 BUSY = """
 import os, threading, time
 import numpy as np

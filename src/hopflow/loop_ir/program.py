@@ -30,6 +30,7 @@ class Binding:
 
 
 SERIAL = Binding("serial")
+THREADS = Binding("threads")
 
 
 @dataclass(eq=False, slots=True)

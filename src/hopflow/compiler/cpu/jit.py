@@ -21,7 +21,8 @@ _ALWAYS: Final = ("memcpy", "memmove", "memset")
 THREAD_FUNCTIONS: Final = (
     "pthread_create pthread_detach pthread_sigmask nanosleep "
     "pthread_mutex_init pthread_mutex_lock pthread_mutex_unlock "
-    "pthread_cond_init pthread_cond_wait pthread_cond_broadcast"
+    "pthread_cond_init pthread_cond_wait pthread_cond_broadcast "
+    "sched_getcpu sched_getaffinity sched_setaffinity"
 ).split()
 """The functions of the system that loops over threads call."""
 _ASKED: Final = (

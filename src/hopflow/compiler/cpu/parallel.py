@@ -23,9 +23,14 @@ of another thread of the user, runs on its own thread alone. A loop gives out pl
 ticket has their number and the number of the loop in one word, so that a thread that
 wakes late gets no place in a loop that has ended. A forked process makes threads anew.
 The threads take no signals, which are for those of the user.
+
+A helping thread that is woken may be put on the processor of the one that asks, where
+it waits until that sleeps, and stays there. So it takes the processor of the thread
+that has asked last off the set of those that it may run on.
 """
 
 import signal
+import sys
 from functools import partial
 from itertools import accumulate
 from typing import Final
@@ -75,6 +80,9 @@ BUSY: Final = 4
 """How many times as long short loops run alone then."""
 ALONE: Final = 2 * SOON
 """The cost of a loop that needs no such estimate, in instructions (see `cost`)."""
+DEAR: Final = 1 << 17
+"""The cost of an iteration, in instructions, that takes too long to wait for its end:
+other threads are asked before the first one."""
 SPIN: Final = 50_000
 """Nanoseconds that a thread of the pool waits for the next loop before it sleeps, and
 that the first thread waits for the others."""
@@ -130,15 +138,20 @@ def _run(
     """
     f = emitter.f
     f.module.external(RUN, "nounwind")
-    arguments = f"ptr %block, ptr @{name}, ptr {cells}, i64 {extent}, i1 false"
-    shared = f"call i64 @hf_parallel({arguments})"
+
+    def shared(takes_long: str) -> str:
+        arguments = f"ptr %block, ptr @{name}, ptr {cells}, i64 {extent}"
+        return f"call i64 @hf_parallel({arguments}, i1 {takes_long})"
+
     known = {*variables, *(n.attr for n in walk.nodes(s.extent) if n.op == "var")}
     if cost.unbounded or not _is_over(cost.total, known):
-        return f.emit(shared)
+        return f.emit(shared("false"))
     whole = f"ptr %block, ptr {cells}, i64 0, i64 {extent}"
     if cost.total.is_const and s.extent.is_const:
-        is_alone = cost.total.attr < ALONE and s.extent.attr > 0
-        return f.emit(f"call i64 @{name}({whole})" if is_alone else shared)
+        if cost.total.attr < ALONE and s.extent.attr > 0:
+            return f.emit(f"call i64 @{name}({whole})")
+        is_dear = cost.total.attr >= DEAR * s.extent.attr
+        return f.emit(shared(str(is_dear).lower()))
     with emitter.values.scope():
         total = emitter.values.value(cost.total)
     is_cheap = f.emit(f"icmp slt i64 {total}, {ALONE}")
@@ -150,7 +163,8 @@ def _run(
     first = f.emit(f"call i64 @{name}({whole})")
     f.branch(end)
     f.start(several)
-    second = f.emit(shared)
+    least = f.emit(f"mul i64 {extent}, {DEAR}")
+    second = f.emit(shared(f.emit(f"icmp sge i64 {total}, {least}")))
     f.branch(end)
     f.start(end)
     return f.emit(f"phi i64 [ {first}, %{alone} ], [ {second}, %{several} ]")
@@ -274,10 +288,11 @@ _WORDS: Final = _REPORTS + 4 * MOST
     _LOST,  # how much time help has cost, less what it has saved
     _WOKEN,  # how often threads were woken since they have last saved time
     _NEXT_WAKE,  # from when on they may be woken for a series again
-) = range(14)
-_MUTEX: Final = 14
-_CONDITION: Final = 30
-_TIMES: Final = 46
+    _PROCESSOR,  # 1 + the number of that of the thread that has asked last; 0: unknown
+) = range(15)
+_MUTEX: Final = 15
+_CONDITION: Final = 31
+_TIMES: Final = 47
 """The first word of a table of functions of iterations: the address of the function,
 and the picoseconds that an iteration takes on one thread."""
 _FUNCTIONS: Final = 64
@@ -288,6 +303,10 @@ they take on any system."""
 _PLACE_BITS: Final = 8
 _SIGNALS: Final = 128
 """The bytes of a set of signals: no system has larger ones."""
+_PROCESSORS: Final = 1024
+"""The processors of a set. The system refuses a set that is too small for its own."""
+_HAS_AFFINITY: Final = sys.platform == "linux"
+"""Whether threads may say on which processors they run."""
 
 
 def _words(*words: int, of: str = "job") -> str:
@@ -446,7 +465,7 @@ done:
 define internal void @ask_for_help(ptr %job) nounwind {{
 entry:
 {_words(_PLACES, _BEGAN, _WAKES)}
-{_words(*range(_IS_MADE + 1), _WOKEN, _NEXT_WAKE, of="pool")}
+{_words(*range(_IS_MADE + 1), _WOKEN, _NEXT_WAKE, _PROCESSOR, of="pool")}
 {_words(_MUTEX, _CONDITION, of="pool")}
   %thread = alloca i64
   %all = alloca i8, i64 {_SIGNALS}, align 8
@@ -512,6 +531,8 @@ publish:
   br i1 %some.sleep, label %wake, label %done
 wake:
   store i64 1, ptr %job.{_WAKES}
+  %processor = call i64 @processor()
+  store atomic i64 %processor, ptr %pool.{_PROCESSOR} monotonic, align 8
   %woken = atomicrmw add ptr %pool.{_WOKEN}, i64 1 monotonic
   %doubled = call i64 @llvm.smin.i64(i64 %woken, i64 {MOST_DOUBLED})
   %rests = shl i64 {SERIES}, %doubled
@@ -533,6 +554,10 @@ define internal ptr @serve(ptr %first) nounwind {{
 entry:
 {_words(_TICKET, _JOB, _FINISHED, _ASLEEP, _MUTEX, _CONDITION, of="pool")}
   %before = ptrtoint ptr %first to i64
+  %own = alloca [{_PROCESSORS // 64} x i64]
+  %apart = alloca i64
+  store i64 0, ptr %apart
+  call void @processors(ptr %own)
   br label %wait
 wait:
   %seen = phi i64 [ %before, %entry ], [ %loop.2, %served ]
@@ -564,6 +589,7 @@ rest:
 awake:
   %unused.3 = atomicrmw sub ptr %pool.{_ASLEEP}, i64 1 seq_cst
   %unused.4 = call i32 @pthread_mutex_unlock(ptr %pool.{_MUTEX})
+  call void @keep_apart(ptr %own, ptr %apart)
   br label %join
 join:
   %ticket.2 = load atomic i64, ptr %pool.{_TICKET} seq_cst, align 8
@@ -595,6 +621,81 @@ define internal void @help(ptr %job) nounwind {{
   call void @work(ptr %job, ptr %block, i64 %who, i1 false)
   ret void
 }}
+"""
+
+_SET: Final = f"<{_PROCESSORS // 64} x i64>"
+"""A set of processors, as a vector."""
+_AFFINITY: Final = f"""
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
+declare i64 @llvm.vector.reduce.or.v{_PROCESSORS // 64}i64({_SET})
+
+define internal i64 @processor() nounwind {{
+  %number = call i32 @sched_getcpu()
+  %wide = sext i32 %number to i64
+  %next = add i64 %wide, 1
+  ret i64 %next
+}}
+
+; The processors that this thread may run on; none if the system does not tell.
+define internal void @processors(ptr %own) nounwind {{
+  store {_SET} zeroinitializer, ptr %own, align 8
+  %unused = call i32 @sched_getaffinity(i32 0, i64 {_PROCESSORS // 8}, ptr %own)
+  ret void
+}}
+
+; Run this thread on its own processors but that of the thread that asks.
+; `%apart` has the number of the last one.
+define internal void @keep_apart(ptr %own, ptr %apart) nounwind {{
+entry:
+{_words(_PROCESSOR, of="pool")}
+  %set = alloca {_SET}, align 64
+  %processor = load atomic i64, ptr %pool.{_PROCESSOR} monotonic, align 8
+  %last = load i64, ptr %apart
+  %same = icmp eq i64 %processor, %last
+  %is.known = icmp ne i64 %processor, 0
+  %is.low = icmp ule i64 %processor, {_PROCESSORS}
+  %is.other = xor i1 %same, true
+  %is.valid = and i1 %is.known, %is.low
+  %moves = and i1 %is.other, %is.valid
+  br i1 %moves, label %choose, label %done
+choose:
+  store i64 %processor, ptr %apart
+  %all = load {_SET}, ptr %own, align 8
+  store {_SET} %all, ptr %set
+  %bit = sub i64 %processor, 1
+  %word = lshr i64 %bit, 6
+  %place = and i64 %bit, 63
+  %flag = shl i64 1, %place
+  %others = xor i64 %flag, -1
+  %to = getelementptr i64, ptr %set, i64 %word
+  %old = load i64, ptr %to
+  %new = and i64 %old, %others
+  store i64 %new, ptr %to
+  %rest = load {_SET}, ptr %set
+  %any = call i64 @llvm.vector.reduce.or.v{_PROCESSORS // 64}i64({_SET} %rest)
+  %some = icmp ne i64 %any, 0
+  br i1 %some, label %move, label %done
+move:
+  %unused = call i32 @sched_setaffinity(i32 0, i64 {_PROCESSORS // 8}, ptr %set)
+  br label %done
+done:
+  ret void
+}}
+"""
+_NO_AFFINITY: Final = """
+define internal i64 @processor() nounwind {
+  ret i64 0
+}
+
+define internal void @processors(ptr %own) nounwind {
+  ret void
+}
+
+define internal void @keep_apart(ptr %own, ptr %apart) nounwind {
+  ret void
+}
 """
 
 # Whether help pays. The words are shared by all loops of the process, and each of them
@@ -843,4 +944,9 @@ done:
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 """
 
-TEXT: Final = "\n".join((_WORK, _START, _SERVE, _BALANCE, _RUN))
+TEXT: Final = "\n".join(
+    (
+        *(_WORK, _START, _SERVE, _BALANCE, _RUN),
+        _AFFINITY if _HAS_AFFINITY else _NO_AFFINITY,
+    )
+)

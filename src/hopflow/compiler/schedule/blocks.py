@@ -7,7 +7,7 @@ from hopflow.loop_ir.program import Binding, For, Stmt
 from hopflow.loop_ir.walk import replace, statements
 
 
-def block_of(loop: For, size: int) -> tuple[Var, For]:
+def block_of(loop: For, size: int | Expr) -> tuple[Var, For]:
     """Return the variable of a loop over blocks, and the loop inside a block.
 
     for i in 0..n:            for i_row in 0..min(8, n - i_block * 8):
@@ -17,7 +17,8 @@ def block_of(loop: For, size: int) -> tuple[Var, For]:
     """
     number = Var(f"{loop.var.name}_block", dtypes.int64)
     inner = Var(f"{loop.var.name}_row", dtypes.int64)
-    first = e.mul(e.read(number), e.index(size))
+    extent = _as_index(size)
+    first = e.mul(e.read(number), extent)
     position = e.add(first, e.read(inner))
 
     def moved(node: Expr) -> Expr | None:
@@ -25,15 +26,21 @@ def block_of(loop: For, size: int) -> tuple[Var, For]:
 
     for statement in statements(loop.body):
         replace(statement, moved)
-    extent = e.index(size)
-    if not loop.extent.is_const or loop.extent.attr % size:
+    sizes = loop.extent, extent
+    if not all(n.is_const for n in sizes) or loop.extent.attr % extent.attr:
         extent = e.binary("min", extent, e.sub(loop.extent, first))
-    return number, For(inner, extent, loop.body, True, loop.binding, loop.nodes)
+    rows = For(inner, extent, loop.body, loop.independent, loop.binding, loop.nodes)
+    return number, rows
 
 
 def over_blocks(
-    number: Var, loop: For, size: int, body: list[Stmt], binding: Binding
+    number: Var, loop: For, size: int | Expr, body: list[Stmt], binding: Binding
 ) -> For:
     """Return the loop over the blocks of `loop`, each of which runs `body`."""
-    blocks = e.div(e.add(loop.extent, e.index(size - 1)), e.index(size))
+    extent = _as_index(size)
+    blocks = e.div(e.add(loop.extent, e.sub(extent, e.index(1))), extent)
     return For(number, blocks, body, True, binding, loop.nodes)
+
+
+def _as_index(size: int | Expr) -> Expr:
+    return e.index(size) if isinstance(size, int) else size

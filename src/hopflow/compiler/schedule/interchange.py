@@ -9,10 +9,19 @@ from collections.abc import Iterable
 
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
 from hopflow.compiler.schedule.summary import Summary, reads
-from hopflow.compiler.schedule.threads import THREADS, writes_rows
+from hopflow.compiler.schedule.threads import writes_rows
 from hopflow.compiler.target import Target
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.program import SERIAL, Binding, For, Program, Stmt, Store, While
+from hopflow.loop_ir.program import (
+    SERIAL,
+    THREADS,
+    Binding,
+    For,
+    Program,
+    Stmt,
+    Store,
+    While,
+)
 from hopflow.loop_ir.walk import bodies, statements
 
 CACHE = 1 << 14

@@ -32,18 +32,19 @@ from typing import Final
 
 from hopflow.compiler.private import private_to
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
+from hopflow.compiler.schedule.exact import is_exact, neutral
+from hopflow.compiler.schedule.privatize import is_of_call, privatized
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.compiler.target import Target
-from hopflow.dtypes import DType, int64
+from hopflow.dtypes import int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.intervals import limits
 from hopflow.loop_ir.program import (
+    THREADS,
     Accumulate,
     Allocate,
     Assign,
     Barrier,
-    Binding,
     Call,
     Declare,
     For,
@@ -55,7 +56,7 @@ from hopflow.loop_ir.program import (
     While,
 )
 from hopflow.loop_ir.routines import ROUTINES
-from hopflow.loop_ir.walk import bodies, nodes, statements, uses
+from hopflow.loop_ir.walk import bodies, statements, uses
 
 LARGE: Final = 1 << 22
 """Instructions of a loop over elements, from which on it uses threads: some tenths of a
@@ -74,7 +75,6 @@ LONG_BLOCK: Final = 1 << 18
 """Instructions of the elements of a larger block, at most."""
 ROWS: Final = 1 << 4
 """Rows of a block, if it has a result of its own."""
-THREADS: Final = Binding("threads")
 _SHARED = (Allocate, Barrier, HostCall, Invoke)
 """Statements that access memory which iterations share."""
 
@@ -83,12 +83,13 @@ def bind_threads(program: Program, target: Target) -> None:
     """Bind such loops of a program, in place, if the target has threads."""
     if target.has_threads:
         named = cache(lambda: uses(program.body))
-        program.body = _bound(program.body, program, named, LARGE)
+        program.body = _bound(program.body, program, target, named, LARGE)
 
 
 def _bound(
     body: list[Stmt],
     program: Program,
+    target: Target,
     named: Callable[[], Counter[Buffer]],
     large: int,
 ) -> list[Stmt]:
@@ -102,11 +103,16 @@ def _bound(
         if isinstance(statement, For) and _suits(statement, program, named, large):
             bound += _threaded(statement, program)
             continue
+        if isinstance(statement, For):
+            parts = privatized(statement, program, target, large, ELEMENTS)
+            if parts is not None:
+                bound += parts
+                continue
         if not (isinstance(statement, For) and statement.independent):
             is_loop = isinstance(statement, For | While)
             for inner in bodies(statement):
                 within = LARGE_IN_STEP if is_loop else large
-                inner[:] = _bound(inner, program, named, within)
+                inner[:] = _bound(inner, program, target, named, within)
         bound.append(statement)
     return bound
 
@@ -148,9 +154,9 @@ def _in_parts(var: Var, loop: For, program: Program) -> For:
     for statement in statements(loop.body):
         if isinstance(statement, Accumulate) and statement.var is var:
             statement.var, combine = part, statement.combine
-    neutral = e.const(_EXACT[combine](var.dtype), var.dtype)
+    first = neutral(combine, var.dtype)
     at = (e.read(loop.var),)
-    loop.body = [Declare(part, neutral), *loop.body, Store(parts, at, e.read(part))]
+    loop.body = [Declare(part, first), *loop.body, Store(parts, at, e.read(part))]
     value = e.load(parts, (e.read(number),))
     return For(number, loop.extent, [Accumulate(var, combine, value)], nodes=loop.nodes)
 
@@ -165,16 +171,10 @@ def _suits(
     if any(map(_is_foreign, inside)):
         return False
     if summary.changed and not (
-        _is_known(loop.extent, program) and _are_exact(summary, inside)
+        is_of_call(loop.extent, program) and _are_exact(summary, inside)
     ):
         return False
     return writes_rows(loop, private_to(summary, named()))
-
-
-def _is_known(extent: Expr, program: Program) -> bool:
-    """Return whether an extent follows from the sizes of a call."""
-    leaves = [node for node in nodes(extent) if not (node.args or node.is_const)]
-    return all(x.op == "var" and x.attr in program.sizes for x in leaves)
 
 
 def _are_exact(summary: Summary, inside: Sequence[Stmt]) -> bool:
@@ -186,20 +186,9 @@ def _are_exact(summary: Summary, inside: Sequence[Stmt]) -> bool:
         elif isinstance(statement, Assign) and statement.var in combines:
             return False
     return summary.changed.isdisjoint(summary.read) and all(
-        len(names) == 1 and names <= _EXACT.keys() and not var.dtype.is_float
+        len(names) == 1 and is_exact(next(iter(names)), var.dtype)
         for var, names in combines.items()
     )
-
-
-_EXACT: Final[dict[str, Callable[[DType], int]]] = {
-    "or": lambda _: 0,
-    "and": lambda _: 1,
-    "add": lambda _: 0,
-    "mul": lambda _: 1,
-    "min": lambda dtype: limits(dtype)[1],
-    "max": lambda dtype: limits(dtype)[0],
-}
-"""The neutral elements of operations that are associative and commutative."""
 
 
 def _work(loop: For, unknown: int = ELEMENTS) -> int:
