@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.compiler.cpu.interleaving import stages_of
 from hopflow.compiler.schedule.unroll_and_jam import LARGEST, MOST, WHOLE
 
 Array = np.ndarray[Any, Any]
@@ -167,3 +168,21 @@ def test_columns_are_loaded_once_for_all_rows() -> None:
     lanes = max(map(int, whole))
     # Square blocks are transposed in steps, for each of the vectors of a row.
     assert len(whole) <= (64 // lanes) * lanes * (lanes.bit_length() - 1)
+
+
+@pytest.mark.parametrize("part", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("columns", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_stages_transpose_blocks(blocks: int, columns: int, part: int) -> None:
+    rows = np.arange(blocks * columns * columns).reshape(-1, columns)
+    part = min(part, len(rows))
+    vectors = [rows[k::columns].ravel() for k in range(columns)]
+    for step, order in stages_of(columns, part):
+        for first in (k for k in range(columns) if not k & step):
+            pair = vectors[first], vectors[first + step]
+            for second in (0, 1):
+                sources = [order(lane, second) for lane in range(len(rows))]
+                vectors[first + second * step] = np.array(
+                    [pair[vector][lane] for vector, lane in sources]
+                )
+    np.testing.assert_array_equal(vectors, rows.T)

@@ -18,11 +18,11 @@ of a body that computes several rows of a transposed array:
         out[k + 3, i] = x[i, k + 3]
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.target import CpuTarget
@@ -36,6 +36,8 @@ from hopflow.loop_ir.walk import loaded, same
 
 MOST: Final = 16
 """The largest factor of a group: the elements of a matrix of 4 by 4."""
+PART_BITS: Final = 128
+"""The bits of a part of a register within which most shuffles move elements."""
 
 
 class Member(NamedTuple):
@@ -305,24 +307,78 @@ def transposed(
     f: Function, rows: Sequence[str], scalar: str, columns: int
 ) -> list[str]:
     """Emit the columns of rows, each of which is a vector; there is a multiple of
-    `columns` of them. Square blocks are transposed by exchanges between two vectors:
-    first of halves, then of quarters, down to single lanes."""
+    `columns` of them.
+
+    Square blocks are transposed in stages, each of which replaces pairs of vectors.
+    """
     width = len(rows)
-    t = lanes(scalar, width)
     vectors = [joined(f, [*rows[k::columns]], scalar, columns) for k in range(columns)]
-    half = columns // 2
-    while half:
-        # Lanes of the first vector, or of the second one's other half.
-        order = [width + k - half if k & half else k for k in range(width)]
-        for k in (k for k in range(columns) if not k & half):
-            pair = f"{t} {vectors[k]}, {t} {vectors[k + half]}"
-            for at, moved in ((k, 0), (k + half, half)):
-                lanes_ = ", ".join(f"i32 {lane + moved}" for lane in order)
-                vectors[at] = f.emit(
-                    f"shufflevector {pair}, <{width} x i32> <{lanes_}>"
+    stages = stages_of(columns, min(width, PART_BITS // _bits(scalar)))
+    t = lanes(scalar, width)
+    for step, order in stages:
+        for k in (k for k in range(columns) if not k & step):
+            pair = f"{t} {vectors[k]}, {t} {vectors[k + step]}"
+            for second in (0, 1):
+                sources = [order(lane, second) for lane in range(width)]
+                mask = ", ".join(f"i32 {at * width + lane}" for at, lane in sources)
+                vectors[k + second * step] = f.emit(
+                    f"shufflevector {pair}, <{width} x i32> <{mask}>"
                 )
-        half //= 2
     return vectors
+
+
+_Order: TypeAlias = Callable[[int, int], tuple[int, int]]
+"""For a lane of the first or the second result (0 or 1) of a stage: which of its two
+vectors it comes from, and from which lane."""
+_Stage: TypeAlias = tuple[int, _Order]
+"""The difference of the numbers of two vectors, which a stage replaces, and the order
+of the lanes of its results."""
+
+
+def stages_of(columns: int, part: int) -> list[_Stage]:
+    """Return the stages that transpose blocks of as many vectors as lanes.
+
+    Vectors exchange halves, then quarters, down to single lanes; or down to parts of
+    128 bits, within which elements then alternate. That is one instruction for each
+    result (`unpcklps`), where LLVM makes two of an exchange, or takes longer to find
+    one.
+
+    Args:
+        columns: The size of a block, a power of two.
+        part: The number of lanes in 128 bits.
+    """
+    alternate = part if columns >= part else 1
+    exchanges = [_exchange(half) for half in _halves(columns) if half >= alternate]
+    steps = _halves(alternate)
+    return exchanges + [(step, partial(_alternating, part)) for step in steps]
+
+
+def _halves(size: int) -> list[int]:
+    """Return half of a power of two, a quarter, and so on, down to 1."""
+    return [1 << k for k in reversed(range(size.bit_length() - 1))]
+
+
+def _exchange(half: int) -> _Stage:
+    """Exchange the later half of each `2 * half` lanes of the first vector with the
+    earlier half of the second one."""
+
+    def order(lane: int, second: int) -> tuple[int, int]:
+        if lane & half:
+            return 1, lane - half + second * half
+        return 0, lane + second * half
+
+    return half, order
+
+
+def _alternating(part: int, lane: int, second: int) -> tuple[int, int]:
+    """The elements of the first, or the second, half of a part of both vectors."""
+    first, place = lane // part * part, lane % part
+    return place % 2, first + place // 2 + second * part // 2
+
+
+def _bits(scalar: str) -> int:
+    """Return the size of an LLVM type in bits."""
+    return {"half": 16, "float": 32, "double": 64}.get(scalar) or int(scalar[1:])
 
 
 def shuffled(
