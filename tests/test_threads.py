@@ -126,7 +126,11 @@ def test_loops_of_unknown_sizes_have_the_bits_of_known_ones(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
-    "shape", [(300, 200, 111), (65, 130, 1601), (1, 3000, 2001), (2001, 3000, 1)]
+    "shape",
+    [
+        *((300, 200, 111), (65, 130, 1601), (1, 3000, 2001), (2001, 3000, 1)),
+        *((1, 300, 1601), (401, 400, 1)),  # a matrix is read for a vector
+    ],
 )
 def test_large_products_have_the_same_bits_on_several_threads(
     shape: tuple[int, int, int], dynamic: bool, dtype: str

@@ -18,6 +18,9 @@ from hopflow.loop_ir.routines import ROUTINES, Routine
 LARGE: Final = 1 << 22
 """Multiply-adds of a product that several threads share: a tenth of a millisecond, or
 more."""
+LARGE_MATRIX: Final = 1 << 17
+"""Elements of a matrix whose product with a vector threads may share: it takes as long
+as to read them, ten microseconds or more, and the caches of two cores hold more."""
 ROWS: Final = 64
 """The least rows of a block; they are a multiple of the heights of all tiles."""
 MOST_ROWS: Final = 256
@@ -66,7 +69,8 @@ def _may_be_large(sizes: list[str]) -> bool:
     numbers = [size.removeprefix("i64 ") for size in sizes]
     if any(number.startswith("%") for number in numbers):
         return True
-    return prod(map(int, numbers)) >= LARGE
+    m, n, _ = map(int, numbers)
+    return prod(map(int, numbers)) >= (LARGE_MATRIX if min(m, n) == 1 else LARGE)
 
 
 def define(module: Module, name: str) -> None:
@@ -116,7 +120,13 @@ entry:
   %area = fmul double %m.f, %n.f
   %work = fmul double %area, %k.f
   %is.large = fcmp oge double %work, {float(LARGE)}
-  %divides = and i1 %is.int, %is.large
+  %is.large.matrix = fcmp oge double %work, {float(LARGE_MATRIX)}
+  %is.row = icmp eq i64 %m, 1
+  %is.column = icmp eq i64 %n, 1
+  %has.vector = or i1 %is.row, %is.column
+  %reads.much = and i1 %has.vector, %is.large.matrix
+  %is.worth = or i1 %is.large, %reads.much
+  %divides = and i1 %is.int, %is.worth
   br i1 %divides, label %divide, label %alone
 alone:
   %status = call i64 %multiply({arguments}, i64 0, i64 %m, i64 0, i64 %n)
@@ -135,7 +145,7 @@ divide:
   %across = add i64 %across.0, 1
   %blocks = mul i64 %down, %across{stores}
   %all = call i64 %run(
-      ptr %block, ptr @{name}.blocks, ptr %cells, i64 %blocks, i1 true)
+      ptr %block, ptr @{name}.blocks, ptr %cells, i64 %blocks, i1 %is.large)
   ret i64 %all
 }}
 """
