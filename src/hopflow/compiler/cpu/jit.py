@@ -22,7 +22,7 @@ THREAD_FUNCTIONS: Final = (
     "pthread_create pthread_detach pthread_sigmask nanosleep "
     "pthread_mutex_init pthread_mutex_lock pthread_mutex_unlock "
     "pthread_cond_init pthread_cond_wait pthread_cond_broadcast "
-    "sched_getcpu sched_getaffinity sched_setaffinity"
+    "sched_getcpu sched_getaffinity pthread_setaffinity_np"
 ).split()
 """The functions of the system that loops over threads call."""
 _ASKED: Final = (

@@ -13,7 +13,8 @@ Only the first thread polls for Ctrl-C; the others read its flag.
 
 Loops of some tens of microseconds, as in the steps of a loop, are worth no waking. But
 threads that have helped wait a while for the next loop before they sleep, and help it
-from its beginning. So they are woken for a series of such loops, too. The time that an
+from its beginning. So they are woken for a series of such loops, too: at its beginning
+if the last one that began with the same loop was long enough. The time that an
 iteration takes on one thread is kept by function: loops that take longer with help, as
 on busy processors, run alone for many times what they have lost.
 
@@ -25,8 +26,8 @@ wakes late gets no place in a loop that has ended. A forked process makes thread
 The threads take no signals, which are for those of the user.
 
 A helping thread that is woken may be put on the processor of the one that asks, where
-it waits until that sleeps, and stays there. So it takes the processor of the thread
-that has asked last off the set of those that it may run on.
+it waits until that sleeps, and stays there. So the thread that asks takes its processor
+off the set of those that the others may run on.
 """
 
 import signal
@@ -68,9 +69,12 @@ SERIES: Final = 1_000_000
 """Nanoseconds that loops may take, each of which begins within `SPIN` of the end of the
 one before, until threads are woken for one that is too short for that alone: they then
 wait for the next. To wake them takes the first thread up to 70,000."""
+LONG_SERIES: Final = 250_000
+"""Nanoseconds of a series on one thread for which threads are woken at its beginning,
+if the last one that began with the same loop has taken as long."""
 MOST_DOUBLED: Final = 5
 """Threads that were woken and did not save time are woken again after `SERIES`, then
-after twice that time, and so on, up to so many times."""
+after three times that time, and so on, up to so many times."""
 LOST: Final = 100_000
 """Nanoseconds that loops may take longer with other threads than alone, less what they
 save, before the processors are taken to be busy."""
@@ -288,16 +292,27 @@ _WORDS: Final = _REPORTS + 4 * MOST
     _LOST,  # how much time help has cost, less what it has saved
     _WOKEN,  # how often threads were woken since they have last saved time
     _NEXT_WAKE,  # from when on they may be woken for a series again
-    _PROCESSOR,  # 1 + the number of that of the thread that has asked last; 0: unknown
-) = range(15)
-_MUTEX: Final = 15
-_CONDITION: Final = 31
-_TIMES: Final = 47
+    _PROCESSOR,  # 1 + the number of the processor that other threads leave free; or 0
+    FIRST,  # the address of the function of the first loop of a series
+    TOTAL,  # the nanoseconds that the loops of the series take on one thread
+) = range(17)
+_MUTEX: Final = 17
+_CONDITION: Final = 33
+TIMES: Final = 49
 """The first word of a table of functions of iterations: the address of the function,
-and the picoseconds that an iteration takes on one thread."""
-_FUNCTIONS: Final = 64
-"""The entries of this table; a function has the place that its address says."""
-POOL_WORDS: Final = _TIMES + 2 * _FUNCTIONS
+the picoseconds that an iteration takes on one thread, and the nanoseconds of the last
+series that began with it, on one thread."""
+_FUNCTION_BITS: Final = 6
+"""The table has so many entries, to the power of 2; the place of a function is a hash
+of its address."""
+_HASH: Final = 0x9E3779B97F4A7C15 - (1 << 64)
+"""2**64 over the golden ratio (Knuth, "The Art of Computer Programming", volume 3,
+section 6.4): addresses of functions differ in few bits, as those of pages."""
+_ENTRY_BITS: Final = 2
+"""An entry has 4 words."""
+HANDLES: Final = TIMES + (1 << _FUNCTION_BITS + _ENTRY_BITS)
+"""The first word of the handles of the threads."""
+POOL_WORDS: Final = HANDLES + MOST
 """Words of the pool: 16 each for the mutex and the condition variable are more than
 they take on any system."""
 _PLACE_BITS: Final = 8
@@ -466,7 +481,7 @@ define internal void @ask_for_help(ptr %job) nounwind {{
 entry:
 {_words(_PLACES, _BEGAN, _WAKES)}
 {_words(*range(_IS_MADE + 1), _WOKEN, _NEXT_WAKE, _PROCESSOR, of="pool")}
-{_words(_MUTEX, _CONDITION, of="pool")}
+{_words(_MUTEX, _CONDITION, HANDLES, of="pool")}
   %thread = alloca i64
   %all = alloca i8, i64 {_SIGNALS}, align 8
   %old = alloca i8, i64 {_SIGNALS}, align 8
@@ -497,7 +512,7 @@ prepare:
   %seen = inttoptr i64 %loop to ptr
   %count.0 = load i64, ptr %pool.{_THREADS}
   %enough.0 = icmp sge i64 %count.0, %places
-  br i1 %enough.0, label %publish, label %mask
+  br i1 %enough.0, label %part, label %mask
 mask:
   call void @llvm.memset.p0.i64(ptr %all, i8 -1, i64 {_SIGNALS}, i1 false)
   %unused.6 = call i32 @pthread_sigmask(i32 {int(signal.SIG_BLOCK)}, ptr %all, ptr %old)
@@ -513,13 +528,19 @@ create:
 unmask:
   %unused.7 = call i32 @pthread_sigmask(
       i32 {int(signal.SIG_SETMASK)}, ptr %old, ptr null)
-  br label %publish
+  br label %part
 detach:
   %number = load i64, ptr %thread
   %unused.2 = call i32 @pthread_detach(i64 %number)
+  %to.handle = getelementptr i64, ptr %pool.{HANDLES}, i64 %count
+  store i64 %number, ptr %to.handle
+  store i64 0, ptr %pool.{_PROCESSOR}
   %count.next = add i64 %count, 1
   store i64 %count.next, ptr %pool.{_THREADS}
   br label %grow
+part:
+  call void @keep_apart()
+  br label %publish
 publish:
   store i64 %places, ptr %job.{_PLACES}
   %loop.next = add i64 %loop, 1
@@ -531,11 +552,10 @@ publish:
   br i1 %some.sleep, label %wake, label %done
 wake:
   store i64 1, ptr %job.{_WAKES}
-  %processor = call i64 @processor()
-  store atomic i64 %processor, ptr %pool.{_PROCESSOR} monotonic, align 8
   %woken = atomicrmw add ptr %pool.{_WOKEN}, i64 1 monotonic
   %doubled = call i64 @llvm.smin.i64(i64 %woken, i64 {MOST_DOUBLED})
-  %rests = shl i64 {SERIES}, %doubled
+  %rests.0 = shl i64 {SERIES}, %doubled
+  %rests = sub i64 %rests.0, {SERIES}
   %now = call i64 @now()
   %next.wake = add i64 %now, %rests
   store atomic i64 %next.wake, ptr %pool.{_NEXT_WAKE} monotonic, align 8
@@ -554,10 +574,6 @@ define internal ptr @serve(ptr %first) nounwind {{
 entry:
 {_words(_TICKET, _JOB, _FINISHED, _ASLEEP, _MUTEX, _CONDITION, of="pool")}
   %before = ptrtoint ptr %first to i64
-  %own = alloca [{_PROCESSORS // 64} x i64]
-  %apart = alloca i64
-  store i64 0, ptr %apart
-  call void @processors(ptr %own)
   br label %wait
 wait:
   %seen = phi i64 [ %before, %entry ], [ %loop.2, %served ]
@@ -589,7 +605,6 @@ rest:
 awake:
   %unused.3 = atomicrmw sub ptr %pool.{_ASLEEP}, i64 1 seq_cst
   %unused.4 = call i32 @pthread_mutex_unlock(ptr %pool.{_MUTEX})
-  call void @keep_apart(ptr %own, ptr %apart)
   br label %join
 join:
   %ticket.2 = load atomic i64, ptr %pool.{_TICKET} seq_cst, align 8
@@ -628,43 +643,27 @@ _SET: Final = f"<{_PROCESSORS // 64} x i64>"
 _AFFINITY: Final = f"""
 declare i32 @sched_getcpu()
 declare i32 @sched_getaffinity(i32, i64, ptr)
-declare i32 @sched_setaffinity(i32, i64, ptr)
+declare i32 @pthread_setaffinity_np(i64, i64, ptr)
 declare i64 @llvm.vector.reduce.or.v{_PROCESSORS // 64}i64({_SET})
 
-define internal i64 @processor() nounwind {{
-  %number = call i32 @sched_getcpu()
-  %wide = sext i32 %number to i64
-  %next = add i64 %wide, 1
-  ret i64 %next
-}}
-
-; The processors that this thread may run on; none if the system does not tell.
-define internal void @processors(ptr %own) nounwind {{
-  store {_SET} zeroinitializer, ptr %own, align 8
-  %unused = call i32 @sched_getaffinity(i32 0, i64 {_PROCESSORS // 8}, ptr %own)
-  ret void
-}}
-
-; Run this thread on its own processors but that of the thread that asks.
-; `%apart` has the number of the last one.
-define internal void @keep_apart(ptr %own, ptr %apart) nounwind {{
+; Let the threads of the pool run on the processors of this thread, but not on the one
+; that it is on. To know that takes little; to tell the threads, some microseconds.
+define internal void @keep_apart() nounwind {{
 entry:
-{_words(_PROCESSOR, of="pool")}
+{_words(_THREADS, _PROCESSOR, HANDLES, of="pool")}
   %set = alloca {_SET}, align 64
-  %processor = load atomic i64, ptr %pool.{_PROCESSOR} monotonic, align 8
-  %last = load i64, ptr %apart
-  %same = icmp eq i64 %processor, %last
-  %is.known = icmp ne i64 %processor, 0
-  %is.low = icmp ule i64 %processor, {_PROCESSORS}
-  %is.other = xor i1 %same, true
-  %is.valid = and i1 %is.known, %is.low
-  %moves = and i1 %is.other, %is.valid
+  %number = call i32 @sched_getcpu()
+  %bit = zext i32 %number to i64
+  %processor = add i64 %bit, 1
+  %last = load i64, ptr %pool.{_PROCESSOR}
+  %is.other = icmp ne i64 %processor, %last
+  %is.known = icmp ult i64 %bit, {_PROCESSORS}
+  %moves = and i1 %is.other, %is.known
   br i1 %moves, label %choose, label %done
 choose:
-  store i64 %processor, ptr %apart
-  %all = load {_SET}, ptr %own, align 8
-  store {_SET} %all, ptr %set
-  %bit = sub i64 %processor, 1
+  store i64 %processor, ptr %pool.{_PROCESSOR}
+  store {_SET} zeroinitializer, ptr %set
+  %unused.0 = call i32 @sched_getaffinity(i32 0, i64 {_PROCESSORS // 8}, ptr %set)
   %word = lshr i64 %bit, 6
   %place = and i64 %bit, 63
   %flag = shl i64 1, %place
@@ -676,24 +675,25 @@ choose:
   %rest = load {_SET}, ptr %set
   %any = call i64 @llvm.vector.reduce.or.v{_PROCESSORS // 64}i64({_SET} %rest)
   %some = icmp ne i64 %any, 0
-  br i1 %some, label %move, label %done
-move:
-  %unused = call i32 @sched_setaffinity(i32 0, i64 {_PROCESSORS // 8}, ptr %set)
-  br label %done
+  %threads = load i64, ptr %pool.{_THREADS}
+  %has.threads = icmp sgt i64 %threads, 0
+  %tells = and i1 %some, %has.threads
+  br i1 %tells, label %tell, label %done
+tell:
+  %k = phi i64 [ 0, %choose ], [ %k.next, %tell ]
+  %to.handle = getelementptr i64, ptr %pool.{HANDLES}, i64 %k
+  %handle = load i64, ptr %to.handle
+  %unused.1 = call i32 @pthread_setaffinity_np(
+      i64 %handle, i64 {_PROCESSORS // 8}, ptr %set)
+  %k.next = add i64 %k, 1
+  %more = icmp slt i64 %k.next, %threads
+  br i1 %more, label %tell, label %done
 done:
   ret void
 }}
 """
 _NO_AFFINITY: Final = """
-define internal i64 @processor() nounwind {
-  ret i64 0
-}
-
-define internal void @processors(ptr %own) nounwind {
-  ret void
-}
-
-define internal void @keep_apart(ptr %own, ptr %apart) nounwind {
+define internal void @keep_apart() nounwind {
   ret void
 }
 """
@@ -718,10 +718,10 @@ define internal i1 @is_calm(i64 %now) nounwind {{
 
 define internal ptr @entry_of(ptr %function) nounwind {{
   %address = ptrtoint ptr %function to i64
-  %hash = lshr i64 %address, 4
-  %number = and i64 %hash, {_FUNCTIONS - 1}
-  %pair = shl i64 %number, 1
-  %word = add i64 %pair, {_TIMES}
+  %hash = mul i64 %address, {_HASH}
+  %number = lshr i64 %hash, {64 - _FUNCTION_BITS}
+  %place = shl i64 %number, {_ENTRY_BITS}
+  %word = add i64 %place, {TIMES}
   %entry = getelementptr i64, ptr @hf_pool, i64 %word
   ret ptr %entry
 }}
@@ -743,10 +743,11 @@ define internal i64 @time_alone(ptr %function, i64 %extent) nounwind {{
 ; Keep the time of a loop on one thread. One that is longer than before may be that of a
 ; thread that had to wait.
 define internal void @keep_time(ptr %function, i64 %extent, i64 %took) nounwind {{
-  %entry = call ptr @entry_of(ptr %function)
-  %to.each = getelementptr i64, ptr %entry, i64 1
+entry:
+  %entry.of = call ptr @entry_of(ptr %function)
+  %to.each = getelementptr i64, ptr %entry.of, i64 1
   %address = ptrtoint ptr %function to i64
-  %known = load atomic i64, ptr %entry monotonic, align 8
+  %known = load atomic i64, ptr %entry.of monotonic, align 8
   %old = load atomic i64, ptr %to.each monotonic, align 8
   %is.known = icmp eq i64 %known, %address
   %all = mul i64 %took, 1000
@@ -756,8 +757,51 @@ define internal void @keep_time(ptr %function, i64 %extent, i64 %took) nounwind 
   %more = add i64 %old, %eighth
   %least = call i64 @llvm.smin.i64(i64 %new, i64 %more)
   %each = select i1 %is.known, i64 %least, i64 %new
-  store atomic i64 %address, ptr %entry monotonic, align 8
+  store atomic i64 %address, ptr %entry.of monotonic, align 8
   store atomic i64 %each, ptr %to.each monotonic, align 8
+  br i1 %is.known, label %done, label %reset
+reset:
+  %to.series = getelementptr i64, ptr %entry.of, i64 2
+  store atomic i64 0, ptr %to.series monotonic, align 8
+  br label %done
+done:
+  ret void
+}}
+
+; Begin a series with this function. The nanoseconds that the last one that began with
+; it took on one thread; 0: they are not known.
+define internal i64 @begin_series(ptr %function) nounwind {{
+{_words(FIRST, TOTAL, of="pool")}
+  %address = ptrtoint ptr %function to i64
+  store atomic i64 %address, ptr %pool.{FIRST} monotonic, align 8
+  store atomic i64 0, ptr %pool.{TOTAL} monotonic, align 8
+  %entry = call ptr @entry_of(ptr %function)
+  %to.series = getelementptr i64, ptr %entry, i64 2
+  %known = load atomic i64, ptr %entry monotonic, align 8
+  %last = load atomic i64, ptr %to.series monotonic, align 8
+  %is.known = icmp eq i64 %known, %address
+  %series = select i1 %is.known, i64 %last, i64 0
+  ret i64 %series
+}}
+
+; Add the time that a loop takes on one thread to that of its series.
+define internal void @extend_series(i64 %time) nounwind {{
+entry:
+{_words(FIRST, TOTAL, of="pool")}
+  %before = load atomic i64, ptr %pool.{TOTAL} monotonic, align 8
+  %total = add i64 %before, %time
+  store atomic i64 %total, ptr %pool.{TOTAL} monotonic, align 8
+  %address = load atomic i64, ptr %pool.{FIRST} monotonic, align 8
+  %function = inttoptr i64 %address to ptr
+  %entry.of = call ptr @entry_of(ptr %function)
+  %to.series = getelementptr i64, ptr %entry.of, i64 2
+  %known = load atomic i64, ptr %entry.of monotonic, align 8
+  %is.known = icmp eq i64 %known, %address
+  br i1 %is.known, label %keep, label %done
+keep:
+  store atomic i64 %total, ptr %to.series monotonic, align 8
+  br label %done
+done:
   ret void
 }}
 
@@ -811,7 +855,7 @@ entry:
   %job = alloca [{_WORDS} x i64]
   %pause = alloca [2 x i64]
 {_words(_FUNCTION, _CELLS, _EXTENT, _STOP, _FAILED, _PLACES, _BEGAN, _WAKES)}
-{_words(_OWNED, _TICKET, _FINISHED, FORKS, _ENDED, _MISSED, of="pool")}
+{_words(_OWNED, _TICKET, _FINISHED, FORKS, _ENDED, _MISSED, _NEXT_WAKE, of="pool")}
   %forks = load i64, ptr %pool.{FORKS}
   call void @llvm.memset.p0.i64(ptr %job, i8 0, i64 {8 * _WORDS}, i1 false)
   store ptr %function, ptr %job.{_FUNCTION}
@@ -832,6 +876,12 @@ entry:
   %missed = load atomic i64, ptr %pool.{_MISSED} monotonic, align 8
   %series = select i1 %is.next, i64 %missed, i64 0
   store atomic i64 %series, ptr %pool.{_MISSED} monotonic, align 8
+  br i1 %is.next, label %choose, label %first
+first:
+  %last = call i64 @begin_series(ptr %function)
+  br label %choose
+choose:
+  %predicted = phi i64 [ 0, %entry ], [ %last, %first ]
   %expected = call i64 @time_alone(ptr %function, i64 %extent)
   %awake = call i1 @some_wait()
   %is.calm = call i1 @is_calm(i64 %now)
@@ -839,7 +889,13 @@ entry:
   %again.0 = and i1 %is.next, %awake
   %again.1 = and i1 %is.calm, %is.worth
   %again = and i1 %again.0, %again.1
-  %asks = or i1 %is.long, %again
+  %next.wake = load atomic i64, ptr %pool.{_NEXT_WAKE} monotonic, align 8
+  %may.wake = icmp sge i64 %now, %next.wake
+  %is.series.0 = icmp sge i64 %predicted, {LONG_SERIES}
+  %is.series.1 = and i1 %is.series.0, %may.wake
+  %is.series = and i1 %is.series.1, %is.calm
+  %asks.0 = or i1 %is.long, %again
+  %asks = or i1 %asks.0, %is.series
   br i1 %asks, label %call.help, label %run
 call.help:
   call void @ask_for_help(ptr %job)
@@ -854,6 +910,7 @@ run:
   br i1 %is.alone, label %alone, label %close
 alone:
   call void @keep_time(ptr %function, i64 %extent, i64 %took)
+  call void @extend_series(i64 %took)
   %missed.next = add i64 %series, %took
   store atomic i64 %missed.next, ptr %pool.{_MISSED} monotonic, align 8
   store atomic i64 %end, ptr %pool.{_ENDED} monotonic, align 8
@@ -877,6 +934,8 @@ count:
   %waited = sub i64 %time, %end
   br i1 %joined, label %joins, label %spin
 joins:
+  %alone.took = call i64 @llvm.smax.i64(i64 %expected, i64 %took)
+  call void @extend_series(i64 %alone.took)
   store atomic i64 %time, ptr %pool.{_ENDED} monotonic, align 8
   store atomic i64 0, ptr %pool.{_MISSED} monotonic, align 8
   %wakes = load i64, ptr %job.{_WAKES}
@@ -923,9 +982,9 @@ search:
   %to.status = getelementptr i64, ptr %report, i64 1
   %begin = load i64, ptr %report
   %status = load i64, ptr %to.status
-  %first = icmp eq i64 %begin, %failed
+  %is.first = icmp eq i64 %begin, %failed
   %fails = icmp ne i64 %status, 0
-  %found = and i1 %first, %fails
+  %found = and i1 %is.first, %fails
   br i1 %found, label %trap, label %other
 other:
   %k.next = add i64 %k, 1
