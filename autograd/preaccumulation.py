@@ -1,27 +1,42 @@
 """Reverse mode of loops with few inputs, by their Jacobian.
 
-The derivative of a loop with respect to a few scalars costs less in forward mode:
-the loop computes its Jacobian along with its results, a column for each scalar, and
-keeps nothing of its steps. Reverse mode then multiplies by the Jacobian. This is
+The derivative of a loop with respect to a few numbers costs less in forward mode: the
+loop computes its Jacobian along with its results, a column for each number, and keeps
+nothing of its steps. Reverse mode then multiplies by the Jacobian. This is
 "preaccumulation" in Griewank and Walther, "Evaluating Derivatives" (2nd edition, 2008),
 section 10.2.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from hopflow.autograd.region_jvp import jvp_in_directions
 from hopflow.bind import Operand, Value
 from hopflow.graph.core import Graph
 from hopflow.graph.regions import has_regions
 from hopflow.graph.rewriting import effects
-from hopflow.ops.creation import ones
-from hopflow.ops.elementwise import multiply
+from hopflow.graph.types import TensorType
+from hopflow.ops.convert import astype
+from hopflow.ops.creation import arange, ones
+from hopflow.ops.elementwise import equal, multiply
+from hopflow.ops.manipulation import reshape
 from hopflow.zeros import LinearMap, Tangent, Zero, added, is_zero
 
 MOST_COLUMNS: Final = 4
 """Columns of a Jacobian, at most. Each costs a tangent of all steps, as much as a step
 of reverse mode or less, without its memory."""
+
+
+class _Column(NamedTuple):
+    """A column of the Jacobian: of one element of the operands at `places`, which have
+    the same tangent."""
+
+    places: list[int]
+    element: tuple[int, ...]
+    type: TensorType
 
 
 def preaccumulate(
@@ -33,33 +48,44 @@ def preaccumulate(
     """Return the results of an operator, and a linear function from `tangents` to those
     of the results, which multiplies by the Jacobian; None if reverse mode suits better.
 
-    Operands with one tangent share a column.
-
     Args:
         tangents: Those of the operands, in a linear trace.
     """
-    columns: dict[int, list[int]] = {}
-    for place, tangent in enumerate(tangents):
-        if not is_zero(tangent):
-            if tangent.type.shape:
-                return None
-            columns.setdefault(id(tangent), []).append(place)
-    if len(columns) > MOST_COLUMNS or not _allows_forward(params):
+    distinct = {id(t): t.type for t in tangents if not is_zero(t)}.values()
+    if not all(type_.is_static for type_ in distinct):
         return None
-    directions = [_unit(tangents, places) for places in columns.values()]
+    count = sum(int(type_.size) for type_ in distinct)
+    if not 0 < count <= MOST_COLUMNS or not _allows_forward(params):
+        return None
+    columns = list(_columns(tangents))
+    directions = [_unit(tangents, column) for column in columns]
     values, jacobian = jvp_in_directions(op, operands, directions, params)
-    first_places = [places[0] for places in columns.values()]
 
     def derivative(input_dots: Sequence[Tangent]) -> Sequence[Tangent]:
         result_dots: list[Tangent] = [Zero(v.type) for v in values]
-        for place, column in zip(first_places, jacobian, strict=True):
-            dot = input_dots[place]
-            for i, entries in enumerate(column):
-                if not (is_zero(entries) or is_zero(dot)):
-                    result_dots[i] = added(result_dots[i], multiply(entries, dot))
+        for column, entries in zip(columns, jacobian, strict=True):
+            dot = input_dots[column.places[0]]
+            if isinstance(dot, Zero):
+                continue
+            number = dot[column.element] if column.element else dot
+            for i, entry in enumerate(entries):
+                if not is_zero(entry):
+                    result_dots[i] = added(result_dots[i], multiply(entry, number))
         return result_dots
 
     return values, derivative
+
+
+def _columns(tangents: Sequence[Tangent]) -> Iterator[_Column]:
+    """Yield the columns of the Jacobian. Operands with one tangent share theirs."""
+    places: dict[int, list[int]] = {}
+    for place, tangent in enumerate(tangents):
+        if not is_zero(tangent):
+            places.setdefault(id(tangent), []).append(place)
+    for of_one in places.values():
+        type_ = tangents[of_one[0]].type
+        for element in product(*(range(int(n)) for n in type_.shape)):
+            yield _Column(of_one, element, type_)
 
 
 def _allows_forward(params: dict[str, Any]) -> bool:
@@ -69,11 +95,17 @@ def _allows_forward(params: dict[str, Any]) -> bool:
     return not any("callback" in effects(g) or has_custom_rules(g) for g in graphs)
 
 
-def _unit(tangents: Sequence[Tangent], places: Sequence[int]) -> list[Tangent]:
-    """Return tangents that are one at these places, and zero elsewhere."""
+def _unit(tangents: Sequence[Tangent], column: _Column) -> list[Tangent]:
+    """Return tangents that are one at the element of a column, and zero elsewhere."""
     units: list[Tangent] = [Zero(t.type) for t in tangents]
-    for place in places:
-        units[place] = ones((), dtype=tangents[place].type.dtype)
+    type_ = column.type
+    unit = ones((), dtype=type_.dtype)
+    if type_.shape:
+        number = int(np.ravel_multi_index(column.element, tuple(map(int, type_.shape))))
+        is_one = equal(arange(int(type_.size)), number)
+        unit = reshape(astype(is_one, type_.dtype), type_.shape)
+    for place in column.places:
+        units[place] = unit
     return units
 
 

@@ -573,7 +573,7 @@ def while_loop(
             carry of each step, or smaller residuals that suffice. "save": of each step
             whatever costs least to save or recompute. "checkpoint", or a `Checkpoint`:
             a few carries, from which the others are recomputed. "auto": nothing, if at
-            most four scalars are differentiated, since the loop then computes the
+            most four numbers are differentiated, since the loop then computes the
             Jacobian as it runs, in forward mode, and there is no backward pass; else as
             "recompute". "recompute" and "save" allocate stacks that grow with the
             number of steps, or `max_steps` rows at once.

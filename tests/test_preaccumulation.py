@@ -62,7 +62,31 @@ def nested(mode: str, x: Any, y: Any, n: Any) -> Any:
     return hf.while_loop(lambda i, _: i < n, step, (0, y), reverse_mode=mode)[1]
 
 
-PROGRAMS = (powers, of_arrays, nested)
+def of_elements(mode: str, x: Any, y: Any, n: Any) -> Any:
+    """Small arrays, whose elements are differentiated one by one."""
+
+    def step(i: Any, c: Any) -> Any:
+        return i + 1, hf.tanh(c @ pair) + c[::-1] * pair[:, 0]
+
+    pair = hf.reshape(hf.stack([x, y]), (2, 1)) * hf.ones((1, 2), dtype=x.dtype)
+    first = (0, hf.stack([y, x * x]))
+    goes_on = lambda i, _: i < n  # noqa: E731
+    return hf.sum(hf.while_loop(goes_on, step, first, reverse_mode=mode)[1] ** 2)
+
+
+def of_rows(mode: str, x: Any, y: Any, n: Any) -> Any:
+    """An array of two axes, of which each element is a column."""
+
+    def step(i: Any, c: Any) -> Any:
+        return i + 1, c * 0.5 + hf.sin(rows[1:] * c.T)
+
+    rows = hf.stack([x, y])[:, None] * 1.0
+    first = (0, hf.ones((1, 1), dtype=x.dtype))
+    goes_on = lambda i, _: i < n  # noqa: E731
+    return hf.sum(hf.while_loop(goes_on, step, first, reverse_mode=mode)[1])
+
+
+PROGRAMS = (powers, of_arrays, nested, of_elements, of_rows)
 
 
 @each_execution
@@ -107,6 +131,23 @@ def test_derivatives_of_second_order_and_of_examples(program: Any, n: int) -> No
     for by_jacobian, backward in zip(*map(of, both(program)), strict=True):
         got, want = (np.asarray(f(x, y)) for f in (by_jacobian, backward))
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "loops"), [(4, 1), (5, 2), (0, 2)])
+def test_a_small_array_has_a_column_for_each_element(size: int, loops: int) -> None:
+    def loop(x: Any) -> Any:
+        step = lambda i, y: (i + 1, hf.sin(y) * x)  # noqa: E731
+        carry = (0, hf.ones((size,), dtype=x.dtype))
+        return hf.sum(hf.while_loop(lambda i, _: i < 3, step, carry)[1])
+
+    x = np.linspace(0.5, 1.0, size)
+    assert len(loops_in(hf.grad(loop), x)) == loops
+    want = np.zeros(size)
+    for k in range(size):
+        eps = np.zeros(size)
+        eps[k] = 1e-6
+        want[k] = (loop(x + eps).item() - loop(x - eps).item()) / 2e-6
+    np.testing.assert_allclose(hf.grad(loop)(x), want, rtol=1e-6)
 
 
 def test_a_loop_of_few_scalars_keeps_nothing_of_its_steps() -> None:

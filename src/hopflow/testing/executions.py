@@ -9,10 +9,11 @@ A test that is parametrised by `RUNNERS` holds for each of them:
 
 import functools
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.memory.interpreter import run_planned
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.pipeline import kernels_of, lower
+from hopflow.compiler.schedule import privatize, threads
 from hopflow.compiler.schedule.schedule import memory_plans
 from hopflow.compiler.traps import trap_error
 from hopflow.config import config
@@ -459,15 +461,21 @@ def run_memory(f: Run, *args: Any) -> Any:
 def run_branches(f: Run, *args: Any) -> Any:
     """Interpret it with a branch for each test that is the same for all elements, even
     where that saves nothing."""
-    limits = {"DEAR": 0, "LEAST": 0, "SHARE": 1 << 60}
-    previous = {name: getattr(branches, name) for name in limits}
+    with _limits(branches, DEAR=0, LEAST=0, SHARE=1 << 60):
+        return run_memory(f, *args)
+
+
+@contextmanager
+def _limits(module: ModuleType, **limits: int) -> Iterator[None]:
+    """Set constants of a pass for the block, so that it changes small programs, too."""
+    previous = {name: getattr(module, name) for name in limits}
     try:
         for name, limit in limits.items():
-            setattr(branches, name, limit)
-        return run_memory(f, *args)
+            setattr(module, name, limit)
+        yield
     finally:
         for name, limit in previous.items():
-            setattr(branches, name, limit)
+            setattr(module, name, limit)
 
 
 def _interpreted(f: Run, args: Any, run: Callable[..., Any]) -> Any:
@@ -494,6 +502,16 @@ def run_loop_ir(f: Run, *args: Any) -> Any:
     """Interpret the scheduled program in Loop IR."""
     program, arrays = scheduled(f, *args)
     return tuple(interpreter.run(program, (), arrays))
+
+
+def run_in_parts(f: Run, *args: Any) -> Any:
+    """Interpret it with all loops that may be on several threads, however short; those
+    that scatter have arrays of their own."""
+    with (
+        _limits(threads, LARGE=0, LARGE_IN_STEP=0),
+        _limits(privatize, ITERATIONS=0),
+    ):
+        return run_loop_ir(f, *args)
 
 
 def run_rebound(f: Run, *args: Any) -> Any:
@@ -535,6 +553,7 @@ for _execution in (
     ProgramExecution("kernels, memory planned", in_hopflow(run_memory)),
     ProgramExecution("kernels, all branches", in_hopflow(run_branches)),
     ProgramExecution("loop ir", in_hopflow(run_loop_ir)),
+    ProgramExecution("loop ir, all threads", in_hopflow(run_in_parts)),
     ProgramExecution("loop ir, gangs and gpu", in_hopflow(run_rebound)),
     ProgramExecution("native", in_hopflow(run_native)),
     ProgramExecution("native, rebound reads", in_hopflow(run_replayed)),

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from hopflow import dtypes
-from hopflow.autograd import region_vjp, rule_cache, rules
+from hopflow.autograd import preaccumulation, region_vjp, rule_cache, rules
 from hopflow.batching import graphs
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu import gang, interleaving, lanes, vector
@@ -42,6 +42,7 @@ from hopflow.compiler.schedule import (
     contract,
     copies,
     groups,
+    privatize,
     register_tiles,
     threads,
     unroll,
@@ -296,6 +297,23 @@ def _lost_block() -> Patches:
         return replace(every, extent=e.binary("max", whole, e.index(1)))
 
     return [(threads, "over_blocks", over_blocks), _defined_results()]
+
+
+def _without_last(number: LoopVar, loop: For, size: Any, *rest: Any) -> For:
+    """Omit the last block, even if it is a whole one."""
+    every = blocks.over_blocks(number, loop, size, *rest)
+    return replace(every, extent=e.sub(every.extent, e.index(1)))
+
+
+def _first_element() -> Patches:
+    right = preaccumulation._unit
+
+    def unit(tangents: Sequence[Any], column: Any) -> list[Any]:
+        """Take each column of a Jacobian for the first element of its operand."""
+        first = column._replace(element=(0,) * len(column.element))
+        return right(tangents, first)
+
+    return [(preaccumulation, "_unit", unit)]
 
 
 def _defined_results() -> tuple[Any, str, Any]:
@@ -717,6 +735,18 @@ MUTANTS: Final[dict[str, Mutant]] = {
         options={"aliasing": True, "weights": {"fori": 6, "scan": 6}},
     ),
     "lost block of a thread": Mutant(_lost_block, ["jit, 2 threads"], kind="large"),
+    "lost part of a scatter": Mutant(
+        lambda: [(privatize, "over_blocks", _without_last)],
+        ["loop ir, all threads"],
+        options={"weights": {"sum_by": 12, "index": 4}},
+    ),
+    "columns of the first element": Mutant(
+        _first_element,
+        ["debug"],
+        ["grad"],
+        "smooth",
+        options={"weights": {"while": 12, "fori": 6}, "size": 2},
+    ),
     "lost result of a block": Mutant(_lost_part, ["jit, 2 threads"], kind="large"),
     "one value for all rows": Mutant(
         lambda: [
