@@ -337,8 +337,8 @@ def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Val
 def _position(
     extremum: OpDef, name: str, x: Any, axis: int | None, keepdims: bool
 ) -> Value:
-    # Two passes, each of which is vectorised: a single pass that kept the best element
-    # with its position would not be.
+    # Two passes: along a row, each of them combines elements in any order, in vectors.
+    # Those over columns become one, of vectors along the rows (see `positions`).
     keepdims = as_flag(name, "keepdims", keepdims)
     value = as_tensor(name, x)
     if axis is None:

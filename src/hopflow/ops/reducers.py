@@ -272,6 +272,15 @@ def _find_run(x: Array, value: Array, *, axis: int) -> Array:
     return np.asarray(np.where(has_hit, first, n).squeeze(axis))
 
 
+def place_of(value: Expr, element: Expr, place: Expr, size: Expr) -> Expr:
+    """Return the place of an element that is the value or a NaN, or the size of the
+    axis for another."""
+    hit = compare("eq", element, value)
+    if element.dtype.is_float:
+        hit = scalar.either(hit, scalar.is_nan(element))
+    return select(hit, cast(place, size.dtype), size)
+
+
 def _find_lower(
     _types: Sequence[TensorType], x: Operand, value: Operand, *, axis: int
 ) -> Reduction:
@@ -284,11 +293,7 @@ def _find_lower(
     size = cast(expr.extent(n), dtype)
 
     def position(at: Index, along: Index) -> tuple[Expr, ...]:
-        element = x[source(at, along)]
-        hit = compare("eq", element, value[at])
-        if element.dtype.is_float:
-            hit = scalar.either(hit, scalar.is_nan(element))
-        return (select(hit, cast(along[0], dtype), size),)
+        return (place_of(value[at], x[source(at, along)], along[0], size),)
 
     def finish(_: Index, first: tuple[Expr, ...]) -> Expr:
         return cast(first[0], dtypes.int64)

@@ -28,6 +28,7 @@ from hopflow.compiler.kernel_passes import (
     counters,
     hoist,
     masked_updates,
+    positions,
     split,
     substitution,
 )
@@ -436,6 +437,11 @@ def _same_mask() -> Patches:
     return [(masked_updates, "_choices", choices)]
 
 
+def _last_of_equals() -> Patches:
+    """Replace the best element by one that equals it."""
+    return [(positions, "_NOT_BEYOND", {"max": "lt", "min": "gt"})]
+
+
 def _lost_mask() -> Patches:
     right = masked_updates._mask
 
@@ -795,6 +801,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "memory of the first row": Mutant(_one_memory, ["jit"], options=_TILES),
     "mask of the other side": Mutant(
         _same_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}
+    ),
+    "last of equal elements": Mutant(
+        _last_of_equals,
+        ["jit"],
+        kind="large",
+        options={"operators": [], "size": 3, "weights": {"argmin": 24}},
     ),
     "lost mask of an update": Mutant(
         _lost_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}

@@ -1,6 +1,6 @@
 """The values that an expression reads, at how many indices, and its cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from hopflow.compiler.kernel_program.definitions import Pointwise, axes
@@ -21,6 +21,11 @@ WEIGHTS: Final = {
     "var": 0,
     **dict.fromkeys(e.MATH, 30),
 }
+
+NEAR: Final = 16
+"""Elements so few places apart run along memory."""
+SHORT_ROW: Final = 4
+"""Fewer sums are no row: each has a loop along its terms."""
 
 
 def weight(node: Expr) -> int:
@@ -115,3 +120,28 @@ def counted_reads(
             inner: Index = axes(len(at))
             frames.append((nodes(*view.elements), dict(zip(inner, at, strict=True))))
     return counts, through
+
+
+def run_along(reads: Iterable[tuple[Index, Expr]], i: Expr, r: Expr) -> bool:
+    """Return whether memory runs along the axis `i`, and not along the axis `r`.
+
+    Args:
+        reads: The indices of elements, each with that along the last axis of memory.
+    """
+    # An index without `i` is that of one element for a whole row.
+    last = [x for at, x in reads if any(n is i for n in nodes(*at))]
+    return any(_runs_along(x, i) for x in last) and not any(
+        _runs_along(x, r) for x in last
+    )
+
+
+def _runs_along(position: Expr, var: Expr) -> bool:
+    """Return whether a position moves with a variable by less than a row: `i * 1000 +
+    var` runs along `var`, and not along `i`."""
+    if position is var:
+        return True
+    if position.op == "mul":
+        x, y = position.args
+        size = y.attr if y.is_const else None
+        return size is not None and abs(size) < NEAR and _runs_along(x, var)
+    return any(_runs_along(x, var) for x in position.args)

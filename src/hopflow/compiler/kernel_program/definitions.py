@@ -96,6 +96,8 @@ class Reduction:
     combine   the name of an operation that may run in any order, or a function of the
               accumulators and the elements
     finish    for each result a function of the accumulators, over the result's axes
+    is_associative   whether `combine`, a function, may combine neighbouring elements
+                     before it combines them with those before them
     """
 
     space: tuple[Size, ...]
@@ -103,6 +105,7 @@ class Reduction:
     combine: str | Function
     element: tuple[Expr, ...]
     finish: tuple[Function, ...]
+    is_associative: bool = False
 
 
 @dataclass(frozen=True, slots=True)

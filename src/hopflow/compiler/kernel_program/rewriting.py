@@ -58,12 +58,12 @@ def map_expressions(definition: d.Definition, change: Change) -> d.Definition:
             return _cut(definition, change)
         case d.Reduction():
             combine = definition.combine
-            return d.Reduction(
-                definition.space,
-                each(definition.init),
-                combine if isinstance(combine, str) else function(combine),
-                each(definition.element),
-                tuple(map(function, definition.finish)),
+            return replace(
+                definition,
+                init=each(definition.init),
+                combine=combine if isinstance(combine, str) else function(combine),
+                element=each(definition.element),
+                finish=tuple(map(function, definition.finish)),
             )
         case d.Prefix():
             return replace(

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias, TypeGuard
 
 from hopflow import dtypes
-from hopflow.compiler.kernel_passes.reads import weight
+from hopflow.compiler.kernel_passes.reads import SHORT_ROW, run_along, weight
 from hopflow.compiler.kernel_program.definitions import (
     Check,
     Compact,
@@ -54,10 +54,6 @@ from hopflow.symbolic.size import Size
 
 VECTOR_ROW: Final = 8
 """Rows of at least so many elements are computed as vectors."""
-SHORT_ROW: Final = 4
-"""Fewer sums are no row: each has a loop along its terms."""
-NEAR: Final = 16
-"""Elements so few places apart run along memory."""
 ROWS_AT_ONCE: Final = 4
 """The rows that are added to a row of sums in one pass over it."""
 FEW_ROWS: Final = 4
@@ -345,10 +341,10 @@ class Kernels:
         shape = self.types[0].shape
         if self._reduces_rows(kernel, self.types[0], axis):
             if self._fits_registers(kernel, self.types[0], axis):
-                element = partial(self._reduce_in_registers, kernel, targets[0])
+                element = partial(self._reduce_in_registers, kernel, targets)
                 self.b.nest(shape, element)
             else:
-                self._reduce_rows(kernel, self.types[0], axis, targets[0])
+                self._reduce_rows(kernel, self.types[0], axis, targets)
             return
 
         few = shape[-1] if shape and self._sums_few(kernel, shape[-1]) else 0
@@ -463,81 +459,105 @@ class Kernels:
         self, kernel: Reduction, old: list[Expr], values: list[Expr]
     ) -> list[Expr]:
         assert not isinstance(kernel.combine, str)
-        arguments = [*old, *map(self.b.let, values)]
+        arguments = [*old, *self._computed(values)]
         return list(map(self.b.let, self.b.call(kernel.combine, arguments)))
+
+    def _computed(self, values: Sequence[Expr]) -> list[Expr]:
+        """Return values, computed here and now. What is one of them is not computed
+        again for those behind it."""
+        computed: dict[Expr, Expr] = {}
+        for value in values:
+            computed[value] = self.b.let(e.rewrite(value, computed.get))
+        return [computed[value] for value in values]
 
     def _finished(self, kernel: Reduction, at: Index, totals: list[Expr]) -> list[Expr]:
         return [self.b.call(finish, totals, at)[0] for finish in kernel.finish]
 
     def _reduces_rows(self, kernel: Reduction, type_: TensorType, axis: int) -> bool:
         """Return whether memory runs along `axis` of the result, not the space."""
-        if not isinstance(kernel.combine, str) or axis < 0 or not kernel.space:
+        if axis < 0 or not kernel.space:
             return False
-        at = axes(type_.ndim + len(kernel.space))
-        i, r = at[axis], at[-1]
-        along_result = along_space = False
-        for node in nodes(*self.b.at(kernel.element, at)):
-            at_load = e.index_of(node) if node.op == "load" else ()
-            if at_load:
-                last = _last_position(node.attr, at_load)
-                if any(x is i for x in nodes(*at_load)):  # else one for a whole row
-                    along_result |= _runs_along(last, i)
-                    along_space |= _runs_along(last, r)
         n = type_.shape[axis]
         if isinstance(n, int) and n < SHORT_ROW:
             return False
-        return along_result and not along_space
+        at = axes(type_.ndim + len(kernel.space))
+        loads = [
+            (index, _last_position(node.attr, index))
+            for node in nodes(*self.b.at(kernel.element, at))
+            if node.op == "load" and (index := e.index_of(node))
+        ]
+        return run_along(loads, at[axis], at[-1])
 
     def _reduce_rows(
-        self, kernel: Reduction, type_: TensorType, axis: int, out: Stored
+        self, kernel: Reduction, type_: TensorType, axis: int, out: Sequence[Stored]
     ) -> None:
-        """Accumulate whole rows of the result, so that vectors run along memory."""
-        assert isinstance(kernel.combine, str)
-        [init] = kernel.init
-        is_direct = init.dtype is type_.dtype
-        sums = out
-        if not is_direct:
-            type_ = TensorType(init.dtype, type_.shape)
-            sums = Stored(type_, self.b.temporary(type_, "sums"))
+        """Accumulate whole rows of the results, so that vectors run along memory."""
+        totals = self._rows_of_totals(kernel, type_.shape, out)
         outer_shape, row = type_.shape[:axis], type_.shape[axis:]
+
+        def store(places: Sequence[Stored], at: Index, values: Sequence[Expr]) -> None:
+            for place, value in zip(places, values, strict=True):
+                self.b.store(place, at, value)
 
         def outer(at: Index) -> None:
             def clear(j: Index) -> None:
-                self.b.store(sums, (*at, *j), self.b.at([init], (*at, *j))[0])
+                i = (*at, *j)
+                store(totals, i, self.b.at(kernel.init, i))
 
             def accumulate(rows: Sequence[Index]) -> None:
                 def add(j: Index) -> None:
                     i = (*at, *j)
-                    self.b.store(sums, i, self._plus(kernel, sums.read(i), i, rows))
+                    old = [place.read(i) for place in totals]
+                    store(totals, i, self._plus(kernel, old, i, rows))
 
                 self.b.nest(row, add)
 
             def finish(j: Index) -> None:
                 i = (*at, *j)
-                [value] = self.b.call(kernel.finish[0], [sums.read(i)], i)
-                self.b.store(out, i, value)
+                results = self._finished(kernel, i, [p.read(i) for p in totals])
+                store(out, i, list(map(self.b.let, results)))
 
             self.b.nest(row, clear)
             self._groups_of_rows(kernel, accumulate)
-            [last], [total] = kernel.finish[0].results, kernel.finish[0].parameters
-            if not is_direct or last is not total:
+            if not _are_results(kernel, totals, out):
                 self.b.nest(row, finish)
 
         self.b.nest(outer_shape, outer)
 
-    def _reduce_in_registers(self, kernel: Reduction, out: Stored, at: Index) -> None:
-        """Write one element of a short row of results."""
+    def _rows_of_totals(
+        self, kernel: Reduction, shape: Shape, out: Sequence[Stored]
+    ) -> list[Stored]:
+        """Return memory for the accumulators of all results: that of a result of the
+        same dtype, if there is one."""
+        free, totals = list(out), []
+        for init in kernel.init:
+            place = next((t for t in free if t.type.dtype is init.dtype), None)
+            if place is None:
+                type_ = TensorType(init.dtype, shape)
+                place = Stored(type_, self.b.temporary(type_, "sums"))
+            else:
+                free.remove(place)
+            totals.append(place)
+        return totals
+
+    def _reduce_in_registers(
+        self, kernel: Reduction, out: Sequence[Stored], at: Index
+    ) -> None:
+        """Write one element of each short row of results."""
         if _is_few(kernel.space):
-            [value] = self._reduce_at_once(kernel, at, indices(kernel.space))
+            results = self._reduce_at_once(kernel, at, indices(kernel.space))
         else:
-            total = self.b.declare(self.b.at(kernel.init, at)[0], "acc")
+            totals = [self.b.declare(x, "acc") for x in self.b.at(kernel.init, at)]
 
             def accumulate(rows: Sequence[Index]) -> None:
-                self.b.assign(total, self._plus(kernel, e.read(total), at, rows))
+                new = self._plus(kernel, list(map(e.read, totals)), at, rows)
+                for total, value in zip(totals, new, strict=True):
+                    self.b.assign(total, value)
 
             self._groups_of_rows(kernel, accumulate, fewest=REGISTER_LIMIT + 1)
-            [value] = self._finished(kernel, at, [e.read(total)])
-        self.b.store(out, at, value)
+            results = self._finished(kernel, at, list(map(e.read, totals)))
+        for place, result in zip(out, results, strict=True):
+            self.b.store(place, at, result)
 
     def _fits_registers(self, kernel: Reduction, type_: TensorType, axis: int) -> bool:
         """Return whether a row of results is so short that its sums stay in registers
@@ -552,15 +572,27 @@ class Kernels:
         return not is_unrolled(kernel.space)
 
     def _plus(
-        self, kernel: Reduction, total: Expr, at: Index, rows: Sequence[Index]
-    ) -> Expr:
-        """Return a sum after the elements of some more rows, in this order: extrema of
-        these first, which does not change the result, and takes less time."""
-        assert isinstance(kernel.combine, str)
-        new = [self.b.at(kernel.element, (*at, *r))[0] for r in rows]
+        self,
+        kernel: Reduction,
+        totals: list[Expr],
+        at: Index,
+        rows: Sequence[Index],
+    ) -> list[Expr]:
+        """Return accumulators after the elements of some more rows, in this order:
+        extrema of these first, which does not change the result, and takes less
+        time."""
+        new = [self.b.at(kernel.element, (*at, *r)) for r in rows]
+        if not isinstance(kernel.combine, str):
+            new = list(map(self._computed, new))
+            combine = partial(self._combined, kernel)
+            while kernel.is_associative and len(new) > 1:  # pairs wait for no other
+                new = [reduce(combine, new[k : k + 2]) for k in range(0, len(new), 2)]
+            return reduce(combine, new, totals)
+        plus = partial(e.binary, kernel.combine)
+        elements = [x for [x] in new]
         if kernel.combine in ("min", "max"):
-            new = [reduce(partial(e.binary, kernel.combine), new)]
-        return reduce(partial(e.binary, kernel.combine), new, total)
+            elements = [reduce(plus, elements)]
+        return [reduce(plus, elements, totals[0])]
 
     def _groups_of_rows(
         self,
@@ -890,6 +922,19 @@ def _is_few(space: Shape) -> TypeGuard[tuple[int, ...]]:
     return len(sizes) == len(space) and prod(sizes) <= FEW_ROWS
 
 
+def _are_results(
+    kernel: Reduction, totals: Sequence[Stored], out: Sequence[Stored]
+) -> bool:
+    """Return whether results in `out` are accumulators that are there already."""
+    return all(
+        any(
+            finish.results[0] is total and place is target
+            for total, place in zip(finish.parameters, totals, strict=True)
+        )
+        for finish, target in zip(kernel.finish, out, strict=True)
+    )
+
+
 def _extent(bounds: _Range) -> Size | Expr:
     """Return how many indices a range has."""
     low, high = bounds
@@ -947,18 +992,6 @@ def _last_position(buffer: Buffer, at: Index) -> Expr:
         return at[-1]
     merged = merged_axes(at, buffer.shape)
     return merged[-1].position if merged else at[-1]
-
-
-def _runs_along(position: Expr, var: Expr) -> bool:
-    """Return whether a position moves with a variable by less than a row: `i * 1000 +
-    var` runs along `var`, and not along `i`."""
-    if position is var:
-        return True
-    if position.op == "mul":
-        x, y = position.args
-        size = y.attr if y.is_const else None
-        return size is not None and abs(size) < NEAR and _runs_along(x, var)
-    return any(_runs_along(x, var) for x in position.args)
 
 
 def _is_shift(position: Expr, var: Expr) -> bool:

@@ -20,6 +20,7 @@ from hopflow.compiler.kernel_passes.implied_conditions import implied_conditions
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.masked_updates import masked_updates
 from hopflow.compiler.kernel_passes.pack import pack
+from hopflow.compiler.kernel_passes.positions import positions
 from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import split
@@ -62,6 +63,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     counters,
     masked_updates,
     inline,
+    positions,
     branches,
     simplify,
     postpone,
