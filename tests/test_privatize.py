@@ -116,15 +116,22 @@ def test_floats_stay_in_order(way: str, dtype: str) -> None:
     assert "_clear0 in " not in jitted.loop_ir
 
 
-def test_what_reads_its_own_result_stays_in_order() -> None:
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda x, k: x.at[k].add(x[k // 2] % 7),
+        lambda x, k: x.at[k].set(x[k] + x[k] * 3),
+        lambda x, k: x.at[k].set(x[k] + x[k]),
+    ],
+)
+def test_what_reads_its_own_result_stays_in_order(update: Any) -> None:
     def program(x: Any, keys: Any) -> Any:
-        step = lambda i, x: x.at[keys[i]].add(x[keys[i] // 2] % 7)  # noqa: E731
-        return hf.fori_loop(0, keys.shape[0], step, x)
+        return hf.fori_loop(0, keys.shape[0], lambda i, x: update(x, keys[i]), x)
 
-    expected = np.arange(BINS)
-    for key in KEYS:
-        expected[key] += expected[key // 2] % 7
-    got, loops = compiled(program, np.arange(BINS), KEYS)
+    args = np.arange(BINS), KEYS[:1000] % BINS
+    with hf.debug():
+        expected = program(*map(hf.asarray, args))
+    got, loops = compiled(program, *args)
     np.testing.assert_array_equal(got, expected)
     assert "_clear0 in " not in loops
 

@@ -105,27 +105,27 @@ def _scatter_of(loop: For) -> _Scatter | None:
     if not (buffer.shape and is_exact(combine, buffer.dtype)):
         return None
     for statement in nest[-1].body:
-        updated: Expr | None = None
         if isinstance(statement, Store):
-            updated = _updated(statement)
-            if updated is None or (statement.buffer, statement.value.op) != (
-                buffer,
-                combine,
-            ):
-                return None
-        loads = [n for n in nodes(*expressions(statement)) if n.op == "load"]
-        if any(n.attr is buffer and n is not updated for n in loads):
+            combines = statement.value.op == combine and _updates(statement, buffer)
+        else:
+            combines = not _loads(buffer, *expressions(statement))
+        if not combines:
             return None
     return _Scatter(nest, buffer, combine)
 
 
-def _updated(store: Store) -> Expr | None:
-    """Return the element, as a statement reads it, that it combines with a number."""
-    for value in store.value.args:
-        if value.op == "load" and value.attr is store.buffer:
-            is_same = same_shape(index_of(value), store.indices)
-            return value if is_same and condition_of(value) is None else None
-    return None
+def _updates(store: Store, buffer: Buffer) -> bool:
+    """Return whether a statement combines an element of an array with a number that
+    does not depend on the array."""
+    for own, other in (store.value.args, store.value.args[::-1]):
+        if own.op == "load" and own.attr is buffer and condition_of(own) is None:
+            is_same = same_shape(index_of(own), store.indices)
+            return is_same and not _loads(buffer, other, *store.indices)
+    return False
+
+
+def _loads(buffer: Buffer, *expressions: Expr) -> bool:
+    return any(n.op == "load" and n.attr is buffer for n in nodes(*expressions))
 
 
 def _static(extents: Sequence[Expr], unknown: int) -> int:
