@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from hopflow.autograd.region_jvp import jvp_in_directions
+from hopflow.autograd.rules import is_differentiable
 from hopflow.bind import Operand, Value
+from hopflow.dtypes import float16
 from hopflow.graph.core import Graph
 from hopflow.graph.regions import has_regions
 from hopflow.graph.rewriting import effects
@@ -46,12 +48,21 @@ def preaccumulate(
     params: dict[str, Any],
 ) -> tuple[Sequence[Value], LinearMap] | None:
     """Return the results of an operator, and a linear function from `tangents` to those
-    of the results, which multiplies by the Jacobian; None if reverse mode suits better.
+    of the results, which multiplies by the Jacobian; None if reverse mode suits better,
+    or alone gives the derivative that is wanted.
+
+    All numbers that are differentiated must have one dtype: otherwise the Jacobian has
+    fewer bits than what it is multiplied by. Entries of a Jacobian may overflow where
+    its products do not, in float16 soon.
 
     Args:
         tangents: Those of the operands, in a linear trace.
     """
     distinct = {id(t): t.type for t in tangents if not is_zero(t)}.values()
+    results = op.result_types([o.type for o in operands], params)
+    dtypes = {t.dtype for t in (*distinct, *filter(is_differentiable, results))}
+    if len(dtypes) > 1 or float16 in dtypes:
+        return None
     if not all(type_.is_static for type_ in distinct):
         return None
     count = sum(int(type_.size) for type_ in distinct)
@@ -90,7 +101,8 @@ def _columns(tangents: Sequence[Tangent]) -> Iterator[_Column]:
 
 def _allows_forward(params: dict[str, Any]) -> bool:
     """Return True if forward mode computes the derivative that reverse mode would, and
-    may run the parts of a step more than once."""
+    a step may be traced again for each column: writes are values there, but callbacks
+    would be called again."""
     graphs = [g for g in params.values() if isinstance(g, Graph)]
     return not any("callback" in effects(g) or has_custom_rules(g) for g in graphs)
 

@@ -573,10 +573,10 @@ def while_loop(
             carry of each step, or smaller residuals that suffice. "save": of each step
             whatever costs least to save or recompute. "checkpoint", or a `Checkpoint`:
             a few carries, from which the others are recomputed. "auto": nothing, if at
-            most four numbers are differentiated, since the loop then computes the
-            Jacobian as it runs, in forward mode, and there is no backward pass; else as
-            "recompute". "recompute" and "save" allocate stacks that grow with the
-            number of steps, or `max_steps` rows at once.
+            most four numbers of one dtype are differentiated, since the loop then
+            computes the Jacobian as it runs, in forward mode, and there is no backward
+            pass; else as "recompute". "recompute" and "save" allocate stacks that grow
+            with the number of steps, or `max_steps` rows at once.
         dynamic_carry: The sizes of the carry that steps change, by parameter name and
             axis: `{"tokens": {0: hf.Dim("n", max=512)}}`. Equal names are equal sizes.
             Memory is allocated for `max`, or doubled when needed.

@@ -235,6 +235,37 @@ def test_the_limit_of_steps_holds() -> None:
             gradient(0.5)
 
 
+@pytest.mark.parametrize("narrow", ["float32", "bfloat16", "float16"])
+def test_numbers_of_several_dtypes_have_a_backward_pass(narrow: str) -> None:
+    """A column would have fewer bits than the number that it is multiplied by."""
+
+    def loop(x: Any, mode: str = "auto") -> Any:
+        step = lambda i, v: (i + 1, (v * 0.5 + x).astype(narrow))  # noqa: E731
+        first = (0, hf.asarray(1.0, dtype=narrow))
+        y = hf.while_loop(lambda i, _: i < 3, step, first, reverse_mode=mode)[1]
+        return y * y
+
+    x = hf.asarray(0.3, dtype="float64")
+    value, push = hf.linearize(loop, x)
+    assert push(x).dtype == value.dtype == hf.asarray(0.0, dtype=narrow).dtype
+    kept = lambda x: loop(x, "recompute")  # noqa: E731
+    for derivative in (hf.grad, hf.hessian):
+        assert derivative(loop)(x).item() == derivative(kept)(x).item()
+    branch = lambda x: hf.cond(x > 0, lambda: loop(x), lambda: loop(x) * 2)  # noqa: E731
+    assert hf.grad(branch)(x).item() == hf.grad(kept)(x).item()
+
+
+def test_float16_has_a_backward_pass() -> None:
+    """Its range is small: a column that is infinite times zero is no number."""
+
+    def loop(x: Any) -> Any:
+        step = lambda i, v: (i + 1, v * x)  # noqa: E731
+        return hf.while_loop(lambda i, _: i < 6, step, (0, x * 0 + 1e-4))[1] * 1e-3
+
+    got = hf.grad(loop)(hf.asarray(10.0, dtype="float16"))
+    assert got.item() == pytest.approx(0.06, rel=1e-2)
+
+
 def test_linearize_and_vjp_take_any_tangent() -> None:
     f = lambda x, y: powers("auto", x, y, 4)  # noqa: E731
     x, y = hf.asarray(0.75, dtype="float64"), hf.asarray(-1.25, dtype="float64")

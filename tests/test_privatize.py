@@ -80,14 +80,19 @@ def test_a_program_of_all_sizes_chooses_between_parts_and_one_loop() -> None:
     assert "_whole in 0.." in jitted.loop_ir
 
 
-def test_rows_are_combined_with_rows() -> None:
-    keys, rows = KEYS % BINS, np.arange(3 * N).reshape(N, 3)
+@pytest.mark.parametrize(("shape", "dynamic"), [((), False), ((), True), ((3,), False)])
+def test_sums_by_segment_leave_out_what_is_in_none(
+    shape: tuple[int, ...], dynamic: bool
+) -> None:
+    keys = KEYS * 2  # some are too small, and some too large
+    rows = np.resize(NUMBERS, (N, *shape))
+    is_in = (keys >= 0) & (keys < BINS)
+    expected = np.zeros((BINS, *shape), dtype=np.int64)
+    np.add.at(expected, keys[is_in], rows[is_in])
     total = lambda keys, rows: hf.segment_sum(rows, keys, BINS)  # noqa: E731
-    expected = np.zeros((BINS, 3), dtype=np.int64)
-    np.add.at(expected, keys, rows)
-    got, loops = compiled(total, keys, rows)
+    got, loops = compiled(total, keys, rows, dynamic=dynamic)
     np.testing.assert_array_equal(got, expected)
-    assert "threads" in loops
+    assert "_clear0 in " in loops
 
 
 def test_steps_of_a_loop_scatter_in_parts() -> None:

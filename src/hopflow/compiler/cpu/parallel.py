@@ -73,8 +73,8 @@ LONG_SERIES: Final = 250_000
 """Nanoseconds of a series on one thread for which threads are woken at its beginning,
 if the last one that began with the same loop has taken as long."""
 MOST_DOUBLED: Final = 5
-"""Threads that were woken and did not save time are woken again after `SERIES`, then
-after three times that time, and so on, up to so many times."""
+"""Threads that were woken twice and did not save time are woken again after `SERIES`,
+then after three times that time, seven times, and so on, up to so many times."""
 LOST: Final = 100_000
 """Nanoseconds that loops may take longer with other threads than alone, less what they
 save, before the processors are taken to be busy."""
@@ -309,7 +309,7 @@ _HASH: Final = 0x9E3779B97F4A7C15 - (1 << 64)
 """2**64 over the golden ratio (Knuth, "The Art of Computer Programming", volume 3,
 section 6.4): addresses of functions differ in few bits, as those of pages."""
 _ENTRY_BITS: Final = 2
-"""An entry has 4 words."""
+"""An entry has 4 words, the last of which is not used."""
 HANDLES: Final = TIMES + (1 << _FUNCTION_BITS + _ENTRY_BITS)
 """The first word of the handles of the threads."""
 POOL_WORDS: Final = HANDLES + MOST
@@ -539,7 +539,7 @@ detach:
   store i64 %count.next, ptr %pool.{_THREADS}
   br label %grow
 part:
-  call void @keep_apart()
+  call void @keep_apart(i1 false)
   br label %publish
 publish:
   store i64 %places, ptr %job.{_PLACES}
@@ -559,6 +559,7 @@ wake:
   %now = call i64 @now()
   %next.wake = add i64 %now, %rests
   store atomic i64 %next.wake, ptr %pool.{_NEXT_WAKE} monotonic, align 8
+  call void @keep_apart(i1 true)
   %unused.3 = call i32 @pthread_mutex_lock(ptr %pool.{_MUTEX})
   %unused.4 = call i32 @pthread_cond_broadcast(ptr %pool.{_CONDITION})
   %unused.5 = call i32 @pthread_mutex_unlock(ptr %pool.{_MUTEX})
@@ -647,8 +648,10 @@ declare i32 @pthread_setaffinity_np(i64, i64, ptr)
 declare i64 @llvm.vector.reduce.or.v{_PROCESSORS // 64}i64({_SET})
 
 ; Let the threads of the pool run on the processors of this thread, but not on the one
-; that it is on. To know that takes little; to tell the threads, some microseconds.
-define internal void @keep_apart() nounwind {{
+; that it is on. To know that takes little; to tell the threads, some microseconds. They
+; are told where they were told last that this thread was on another one; before they
+; are woken always, since the processors that it may run on may be others.
+define internal void @keep_apart(i1 %always) nounwind {{
 entry:
 {_words(_THREADS, _PROCESSOR, HANDLES, of="pool")}
   %set = alloca {_SET}, align 64
@@ -658,10 +661,11 @@ entry:
   %last = load i64, ptr %pool.{_PROCESSOR}
   %is.other = icmp ne i64 %processor, %last
   %is.known = icmp ult i64 %bit, {_PROCESSORS}
-  %moves = and i1 %is.other, %is.known
+  %is.due = or i1 %is.other, %always
+  %moves = and i1 %is.due, %is.known
   br i1 %moves, label %choose, label %done
 choose:
-  store i64 %processor, ptr %pool.{_PROCESSOR}
+  store i64 0, ptr %pool.{_PROCESSOR}
   store {_SET} zeroinitializer, ptr %set
   %unused.0 = call i32 @sched_getaffinity(i32 0, i64 {_PROCESSORS // 8}, ptr %set)
   %word = lshr i64 %bit, 6
@@ -678,9 +682,12 @@ choose:
   %threads = load i64, ptr %pool.{_THREADS}
   %has.threads = icmp sgt i64 %threads, 0
   %tells = and i1 %some, %has.threads
-  br i1 %tells, label %tell, label %done
+  br i1 %tells, label %keep, label %done
+keep:
+  store i64 %processor, ptr %pool.{_PROCESSOR}
+  br label %tell
 tell:
-  %k = phi i64 [ 0, %choose ], [ %k.next, %tell ]
+  %k = phi i64 [ 0, %keep ], [ %k.next, %tell ]
   %to.handle = getelementptr i64, ptr %pool.{HANDLES}, i64 %k
   %handle = load i64, ptr %to.handle
   %unused.1 = call i32 @pthread_setaffinity_np(
@@ -693,7 +700,7 @@ done:
 }}
 """
 _NO_AFFINITY: Final = """
-define internal void @keep_apart() nounwind {
+define internal void @keep_apart(i1 %always) nounwind {
   ret void
 }
 """

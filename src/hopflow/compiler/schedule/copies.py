@@ -9,6 +9,7 @@ from hopflow.loop_ir.program import (
     Assign,
     Declare,
     For,
+    If,
     Let,
     Stmt,
     Store,
@@ -17,7 +18,7 @@ from hopflow.loop_ir.walk import nodes, replace
 
 
 def copied(statement: Stmt, values: dict[Var, Expr], suffix: str) -> Stmt:
-    """Return a copy of a statement without a body.
+    """Return a copy of a statement without a body, or of branches of such.
 
     Args:
         values: The values of variables. That of a `Let` or a `Declare`, whose copy has
@@ -39,6 +40,12 @@ def copied(statement: Stmt, values: dict[Var, Expr], suffix: str) -> Stmt:
         case Store(buffer, indices, value):
             indices = tuple([substituted(i, values) for i in indices])
             return Store(buffer, indices, substituted(value, values))
+        case If(test, then, else_):
+            return If(
+                substituted(test, values),
+                [copied(s, values, suffix) for s in then],
+                [copied(s, values, suffix) for s in else_],
+            )
     raise TypeError(f"a `{type(statement).__name__}` has no copy")
 
 

@@ -16,8 +16,8 @@ its own, and a loop combines these:
         for i0_at in 0..256 vector 16 independent:
             out0[i0_at] = out0[i0_at] + out0_parts[i0_part, i0_at]
 
-The array must be much smaller than the number of iterations; where only the call knows
-both, it chooses between the two forms.
+All these arrays together have a quarter as many elements as there are iterations, at
+most; where only the call knows the sizes, it chooses between the two forms.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,13 @@ from hopflow.dtypes import int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var, condition_of, index_of
 from hopflow.loop_ir.program import SERIAL, THREADS, For, If, Let, Program, Stmt, Store
-from hopflow.loop_ir.walk import expressions, nodes, perfect_nest, same_shape
+from hopflow.loop_ir.walk import (
+    expressions,
+    nodes,
+    perfect_nest,
+    same_shape,
+    statements,
+)
 
 MOST_PARTS: Final = 8
 ITERATIONS: Final = 4
@@ -96,15 +102,16 @@ def is_of_call(extent: Expr, program: Program) -> bool:
 def _scatter_of(loop: For) -> _Scatter | None:
     """Return the scatter that a loop is; None if it is anything else."""
     nest = perfect_nest(loop)
-    if loop.independent or not all(isinstance(s, Let | Store) for s in nest[-1].body):
+    body = list(statements(nest[-1].body))
+    if loop.independent or not all(isinstance(s, If | Let | Store) for s in body):
         return None
-    stores = [s for s in nest[-1].body if isinstance(s, Store)]
+    stores = [s for s in body if isinstance(s, Store)]
     if not stores:
         return None
     buffer, combine = stores[0].buffer, stores[0].value.op
     if not (buffer.shape and is_exact(combine, buffer.dtype)):
         return None
-    for statement in nest[-1].body:
+    for statement in body:
         if isinstance(statement, Store):
             combines = statement.value.op == combine and _updates(statement, buffer)
         else:
@@ -117,6 +124,8 @@ def _scatter_of(loop: For) -> _Scatter | None:
 def _updates(store: Store, buffer: Buffer) -> bool:
     """Return whether a statement combines an element of an array with a number that
     does not depend on the array."""
+    if store.buffer is not buffer:
+        return False
     for own, other in (store.value.args, store.value.args[::-1]):
         if own.op == "load" and own.attr is buffer and condition_of(own) is None:
             is_same = same_shape(index_of(own), store.indices)
@@ -150,8 +159,8 @@ def _in_parts(
         f"{buffer.name}_{name}", buffer.dtype, (e.index(parts), *buffer.shape), "arena"
     )
     program.arena.append(private)
-    body = [s for s in scatter.nest[-1].body if isinstance(s, Store)]
-    for store in body:
+    stores = [s for s in statements(scatter.nest[-1].body) if isinstance(s, Store)]
+    for store in stores:
         of_part = partial(_element_of, private, buffer, e.read(number))
         store.value = e.rewrite(store.value, of_part)
         store.buffer, store.indices = private, (e.read(number), *store.indices)
