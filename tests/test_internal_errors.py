@@ -121,7 +121,8 @@ def repeats(script: str) -> bool:
 
 
 def scaled(x: Any) -> Any:
-    return hf.sum(hf.vmap(lambda v: hf.fori_loop(0, 3, lambda _, a: a * v, v))(x))
+    step = lambda a, v: (a * v, None)  # noqa: E731
+    return hf.sum(hf.vmap(lambda v: hf.scan(step, v, hf.ones(3) * v)[0])(x))
 
 
 def rows_scaled(x: Any, w: Any) -> Any:

@@ -225,5 +225,5 @@ CALLS: Final = {
     "derivatives of loops": Call(
         hf.grad(lambda x, rows: hf.sum(last_and_sums(x, rows)[1])), (A, ROWS)
     ),
-    "derivatives of while_loop": Call(hf.grad(lambda x: hf.sum(grown(x)[0])), (A,)),
+    "derivatives of while_loop": Call(hf.grad(lambda x: hf.sum(grown(x)[0])), (ROWS,)),
 }

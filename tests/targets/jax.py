@@ -16,7 +16,8 @@ from hopflow.testing.requires import load
 REFUSED: Final = {
     "callback": "it calls Python, which `hf.export` refuses",
     "derivatives of while_loop": "only the run knows how many steps there are; "
-    "differentiate the function in JAX, which needs `max_steps`",
+    "differentiate the function in JAX, which needs `max_steps`; those of at most four "
+    "numbers are `lax.while_loop`",
 }
 
 UNSEEN: Final = frozenset("copy copy_p jit pjit squeeze".split())
