@@ -284,6 +284,20 @@ def test_a_long_step_has_fewer_registers() -> None:
     assert lanes_of(loops(hf.vmap(one), examples(100, np.float64))) == [8]
 
 
+def test_a_step_of_many_functions_is_one_of_gangs() -> None:
+    """As that of a gradient, which computes a tangent for each number."""
+
+    def one(x: Any) -> Any:
+        def step(k: Any, y: Any) -> Any:
+            for shift in range(20):
+                y = hf.sin(y + shift) * 0.5 + hf.exp(-y * y) * x
+            return k + 1, y
+
+        return hf.while_loop(lambda k, y: (k < 9) & (y < x + 1), step, (0, x))[1]
+
+    assert lanes_of(loops(hf.vmap(one), np.linspace(0.1, 1.0, 500))) == [4]
+
+
 def test_what_a_library_computes_for_each_lane_stays_scalar() -> None:
     def one(x: Any, y: Any) -> Any:
         return hf.while_loop(lambda x, y: y > 0.1, lambda x, y: (y, x % y), (x, y))

@@ -69,8 +69,10 @@ from hopflow.loop_ir.walk import (
     uses,
 )
 
-LARGEST: Final = 600
-"""Instructions of an iteration, at most: a gang holds them several times."""
+LARGEST: Final = 6000
+"""Instructions of an iteration, at most: for more LLVM takes seconds. Short of that a
+gang takes a half to a tenth of the time of one example after the other, and LLVM about
+as long."""
 SHORT: Final = 8
 """Elements of an array, at most, for each lane to have its own and for all lanes to
 step through their arrays together."""
