@@ -7,8 +7,7 @@ nothing of its steps. Reverse mode then multiplies by the Jacobian. This is
 section 10.2.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -34,11 +33,11 @@ of reverse mode or less, without its memory."""
 
 class _Column(NamedTuple):
     """A column of the Jacobian: of one element of the operands at `places`, which have
-    the same tangent."""
+    the same tangent, of this type."""
 
     places: list[int]
-    element: tuple[int, ...]
     type: TensorType
+    element: tuple[int, ...]
 
 
 def preaccumulate(
@@ -58,17 +57,23 @@ def preaccumulate(
     Args:
         tangents: Those of the operands, in a linear trace.
     """
-    distinct = {id(t): t.type for t in tangents if not is_zero(t)}.values()
+    inputs = _inputs(tangents)
     results = op.result_types([o.type for o in operands], params)
-    dtypes = {t.dtype for t in (*distinct, *filter(is_differentiable, results))}
+    types = [type_ for _, type_ in inputs]
+    dtypes = {t.dtype for t in (*types, *filter(is_differentiable, results))}
     if len(dtypes) > 1 or float16 in dtypes:
         return None
-    if not all(type_.is_static for type_ in distinct):
+    if not all(type_.is_static for type_ in types):
         return None
-    count = sum(int(type_.size) for type_ in distinct)
-    if not 0 < count <= MOST_COLUMNS or not _allows_forward(params):
+    if not 0 < sum(int(type_.size) for type_ in types) <= MOST_COLUMNS:
         return None
-    columns = list(_columns(tangents))
+    if not _allows_forward(params):
+        return None
+    columns = [
+        _Column(places, type_, element)
+        for places, type_ in inputs
+        for element in np.ndindex(*map(int, type_.shape))
+    ]
     directions = [_unit(tangents, column) for column in columns]
     values, jacobian = jvp_in_directions(op, operands, directions, params)
 
@@ -87,16 +92,14 @@ def preaccumulate(
     return values, derivative
 
 
-def _columns(tangents: Sequence[Tangent]) -> Iterator[_Column]:
-    """Yield the columns of the Jacobian. Operands with one tangent share theirs."""
+def _inputs(tangents: Sequence[Tangent]) -> list[tuple[list[int], TensorType]]:
+    """Return the places of operands that are differentiated, and their type: those with
+    one tangent together."""
     places: dict[int, list[int]] = {}
     for place, tangent in enumerate(tangents):
         if not is_zero(tangent):
             places.setdefault(id(tangent), []).append(place)
-    for of_one in places.values():
-        type_ = tangents[of_one[0]].type
-        for element in product(*(range(int(n)) for n in type_.shape)):
-            yield _Column(of_one, element, type_)
+    return [(of_one, tangents[of_one[0]].type) for of_one in places.values()]
 
 
 def _allows_forward(params: dict[str, Any]) -> bool:

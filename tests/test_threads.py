@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hopflow as hf
-from hopflow.compiler.cpu import parallel, runtime
+from hopflow.compiler.cpu import pool, runtime
 from hopflow.errors import IndexingError
 
 pytestmark = pytest.mark.slow
@@ -401,9 +401,9 @@ def test_the_time_of_a_series_is_kept_for_its_next_beginning() -> None:
         jitted(SHORT_LOOPS, hf.asarray(300))
         time.sleep(0.001)  # longer than `SPIN`: the next call begins a series
     words = list(runtime._pool)
-    entries = [words[k : k + 4] for k in range(parallel.TIMES, parallel.HANDLES, 4)]
-    [entry] = [e for e in entries if e[0] == words[parallel.FIRST]]
-    assert entry[2] == words[parallel.TOTAL] > entry[1] / 1000
+    entries = [words[k : k + 4] for k in range(pool.TIMES, pool.HANDLES, 4)]
+    [entry] = [e for e in entries if e[0] == words[pool.FIRST]]
+    assert entry[2] == words[pool.TOTAL] > entry[1] / 1000
 
 
 def test_series_of_several_threads_of_the_user_do_not_disturb_each_other() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hopflow.compiler.cpu import guarded, library, parallel
+from hopflow.compiler.cpu import guarded, library, pool
 from hopflow.compiler.cpu.emit import Emission, emit
 from hopflow.compiler.cpu.jit import (
     THREAD_FUNCTIONS,
@@ -343,7 +343,7 @@ def _stubs(target: CpuTarget) -> Linked:
         name: c_symbols()[name]
         for name in ("clock_gettime", "aligned_alloc", "free", *THREAD_FUNCTIONS)
     }
-    code = shared_code(f"{TEXT}\n{parallel.TEXT}", target)
+    code = shared_code(f"{TEXT}\n{pool.TEXT}", target)
     linked = link(code, ("hf_entry", *_STUBS), always_linked() | symbols, target)
     # The threads of the pool outlive the interpreter: they sleep in this code, and look
     # at this memory when they wake.
@@ -353,14 +353,14 @@ def _stubs(target: CpuTarget) -> Linked:
 
 
 _kept = ctypes.c_void_p()  # the arena that is kept for the next call
-_pool = (ctypes.c_int64 * parallel.POOL_WORDS)()
+_pool = (ctypes.c_int64 * pool.POOL_WORDS)()
 
 
 def _forget_threads() -> None:
     """Forget the threads of the pool, which a forked process does not have."""
-    forks = _pool[parallel.FORKS] + 1
+    forks = _pool[pool.FORKS] + 1
     ctypes.memset(_pool, 0, ctypes.sizeof(_pool))
-    _pool[parallel.FORKS] = forks
+    _pool[pool.FORKS] = forks
 
 
 os.register_at_fork(after_in_child=_forget_threads)
