@@ -17,6 +17,7 @@ from hopflow.compiler import files, pipeline
 from hopflow.compiler.cpu import elf
 from hopflow.compiler.cpu.jit import jit, link
 from hopflow.compiler.cpu.target import host
+from hopflow.compiler.llvm.compiler import Compiler
 from hopflow.config import config
 from hopflow.errors import CompileError
 from hopflow.graph.hashing import is_portable
@@ -287,13 +288,13 @@ def test_what_our_code_has_not_is_refused() -> None:
         "@n = global i64 5\ndefine i64 @f() {\n  %x = load i64, ptr @n\n  ret i64 %x\n}"
     )
     with pytest.raises(CompileError, match=r"section \.data can be written"):
-        elf.link(variable, ["f"], lambda _: 0)
+        elf.link([variable], ["f"], lambda _: 0)
     private = compiler.compile(
         "@n = external thread_local global i64\n"
         "define i64 @f() {\n  %x = load i64, ptr @n\n  ret i64 %x\n}"
     )
     with pytest.raises(CompileError, match="a relocation of type"):
-        elf.link(private, ["f"], lambda _: 0)
+        elf.link([private], ["f"], lambda _: 0)
     assert not elf.is_object(b"")
     assert not elf.is_object(b"\x7fELF\x02\x01\x01" + bytes(100))
 
@@ -305,7 +306,7 @@ def test_a_symbol_that_is_nowhere_is_named() -> None:
         "define i64 @f() {\n  %x = call i64 @nowhere()\n  ret i64 %x\n}"
     )
     with pytest.raises(CompileError, match="there is no `nowhere`"):
-        link(code, ["f"], {}, host())
+        link([code], ["f"], {}, host())
 
 
 @linked_here
@@ -331,7 +332,111 @@ def test_addresses_in_constants_and_tables_of_jumps_are_linked() -> None:
     }}
     """
     code = jit(host()).compile(text)
-    image = elf.link(code, ["f"], lambda _: 0)
+    image = elf.link([code], ["f"], lambda _: 0)
     f = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(image["f"])
     got = [f(k) for k in range(12)]
     assert got == [*(k * k + 7 for k in range(9)), 22, 11, 22]
+
+
+@pytest.mark.parametrize(
+    "linked", [pytest.param(True, marks=linked_here), False], ids=["elf", "LLVM"]
+)
+def test_object_files_refer_to_each_other(linked: bool) -> None:
+    first = """
+    declare hidden i64 @g(i64)
+    define hidden i64 @twice(i64 %n) {
+      %x = mul i64 %n, 2
+      ret i64 %x
+    }
+    define i64 @f(i64 %n) {
+      %x = call i64 @g(i64 %n)
+      ret i64 %x
+    }
+    """
+    second = """
+    @table = internal constant [2 x ptr] [ptr @twice, ptr @same]
+    declare hidden i64 @twice(i64)
+    define internal i64 @same(i64 %n) {
+      ret i64 %n
+    }
+    define hidden i64 @g(i64 %n) {
+      %k = and i64 %n, 1
+      %at = getelementptr [2 x ptr], ptr @table, i64 0, i64 %k
+      %p = load ptr, ptr %at
+      %x = call i64 %p(i64 %n)
+      ret i64 %x
+    }
+    """
+    objects = jit(host()).compile_parts([first, second])
+    if linked:
+        image: Any = elf.link(objects, ["f"], lambda _: 0)
+    else:
+        image = jit(host()).link(objects, ["f"], {})
+    f = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(image["f"])
+    assert [f(k) for k in range(6)] == [0, 1, 4, 3, 8, 5]
+
+
+LONG_LOOPS = """
+import hopflow as hf
+
+def long_loops(x):  # each is a function, since threads share it
+    def step(k, x):
+        first = hf.sin(x[1:-1] * 0.5) + x[:-2] * x[2:]
+        second = hf.sin(first * 0.25) - hf.sum(hf.exp(-first * first)) * 1e-9
+        return k + 1, x.at[1:-1].set(second)
+
+    return hf.while_loop(lambda k, _: k < 3, step, (0, x))[1]
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_long_functions_are_compiled_by_several_threads(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    counts: list[int] = []
+    right = Compiler.compile_parts
+
+    def compile_parts(self: Compiler, texts: Any) -> Any:
+        counts.append(len(texts))
+        return right(self, texts)
+
+    scope: dict[str, Any] = {}
+    exec(LONG_LOOPS, scope)
+    long_loops = scope["long_loops"]
+    x = np.linspace(0.0, 9.0, 300_000)
+    expected = np.asarray(long_loops(hf.asarray(x)))
+    monkeypatch.setattr(config, "cache_dir", "")
+    monkeypatch.setattr(config, "num_threads", threads)
+    hf.jit(long_loops)(x)  # the libraries that it needs are compiled, too
+    pipeline.clear_cache()
+    monkeypatch.setattr(Compiler, "compile_parts", compile_parts)
+    got = hf.jit(long_loops)(x)
+    [count] = counts
+    assert count == 1 if threads == 1 else 1 < count <= threads
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-12)
+
+
+def test_an_error_in_one_part_is_raised() -> None:
+    right = "define i64 @f() {\n  ret i64 0\n}"
+    wrong = "define i64 @g() {\n  ret i32 0\n}"
+    for texts in ([right, wrong], [wrong, right]):
+        with pytest.raises(CompileError, match="invalid LLVM IR"):
+            jit(host()).compile_parts(texts)
+    assert len(jit(host()).compile_parts([right])) == 1
+
+
+def test_programs_are_compiled_while_the_interpreter_ends() -> None:
+    """Python starts no threads then."""
+    code = f"""
+import atexit
+import numpy as np
+{LONG_LOOPS}
+hf.config.cache_dir = ""
+hf.config.num_threads = 2
+x = np.ones(300_000)
+atexit.register(lambda: print(float(hf.jit(long_loops)(x)[0])))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (run.stdout, run.stderr) == ("1.0\n", "")

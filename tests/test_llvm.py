@@ -979,7 +979,7 @@ def test_a_missing_symbol_is_a_compile_error() -> None:
         "declare void @nowhere()\ndefine void @f() { call void @nowhere() ret void }"
     )
     with pytest.raises(CompileError, match="linking failed"):
-        jit(host()).link(code, ["f"], {})
+        jit(host()).link([code], ["f"], {})
 
 
 if __name__ == "__main__":

@@ -162,8 +162,9 @@ class Config:
     recompile_limit     how often a jitted function may be compiled again before a
                         RecompileLimitError; None: without limit
     num_threads         the threads that share the batch elements of a `map` or `vmap`
-                        whose body has loops, the elements of long loops, and large
-                        products of matrices; results do not depend on it
+                        whose body has loops, the elements of long loops, large
+                        products of matrices, and the functions of a program while
+                        they are compiled; results do not depend on it
 
     Raises:
         ArgumentTypeError, ArgumentValueError: the new value has another type, or is out

@@ -86,7 +86,7 @@ class _Linked:
         names = [compiled.name + suffix for suffix in _SUFFIXES]
         text = compiled.header
         exports = [name for name in names if f"{name}(" in text]
-        self._functions = link_here(compiled.code, exports, always_linked(), machine)
+        self._functions = link_here([compiled.code], exports, always_linked(), machine)
 
     def __getattr__(self, name: str) -> Any:
         return ctypes.CFUNCTYPE(ctypes.c_int)(self._functions[name])

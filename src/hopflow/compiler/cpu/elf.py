@@ -62,10 +62,12 @@ class _Symbol(NamedTuple):
 
 
 class _Relocation(NamedTuple):
-    section: int
-    offset: int
+    """A place in the image that needs an address: that of a place there, or of a name
+    that this file does not define."""
+
+    place: int
     type: int
-    symbol: _Symbol
+    symbol: int | str
     addend: int
 
 
@@ -85,22 +87,26 @@ def is_object(code: bytes) -> bool:
 
 
 def link(
-    code: bytes, exports: Iterable[str], address_of: Callable[[str], int]
+    objects: Iterable[bytes], exports: Iterable[str], address_of: Callable[[str], int]
 ) -> Image:
-    """Load an object file into new memory.
+    """Load object files, which may refer to each other, into new memory.
 
     Args:
         exports: The functions whose addresses the image has.
         address_of: Returns the address of an external name.
 
     Raises:
-        CompileError: The file has variables, or relocations of other types, which the
+        CompileError: A file has variables, or relocations of other types, which the
             compiler never emits.
     """
-    file = _File(code)
-    relocations = list(file.relocations())
-    external = dict.fromkeys(r.symbol.name for r in relocations if not r.symbol.section)
-    places, end = file.layout()
+    files, end = list[_File](), 0
+    for code in objects:
+        files.append(_File(code, end))
+        end = files[-1].end
+    defined = {name: place for file in files for name, place in file.defined()}
+    relocations = [r for file in files for r in file.relocations()]
+    names = dict.fromkeys(r.symbol for r in relocations if isinstance(r.symbol, str))
+    external = [name for name in names if name not in defined]
     table = _aligned(end, _STRIDE)
     jumps = table + _STRIDE * len(external)
     entries = {name: table + _STRIDE * k for k, name in enumerate(external)}
@@ -108,43 +114,48 @@ def link(
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
-    for number, place in places.items():
-        section = file.sections[number]
-        memory[place : place + section.size] = file.bytes_of(section)
+    for file in files:
+        for number, place in file.places.items():
+            section = file.sections[number]
+            memory[place : place + section.size] = file.bytes_of(section)
     for k, (name, entry) in enumerate(entries.items()):
         struct.pack_into("<Q", memory, entry, address_of(name))
         jump = jumps + _STRIDE * k
         end = jump + len(_JUMP) + 4
         memory[jump:end] = _JUMP + struct.pack("<i", entry - end)
-    for relocation in relocations:
-        _, offset, type_, symbol, addend = relocation
-        place = places[relocation.section] + offset
-        if symbol.section:
-            target = places[symbol.section] + symbol.value
+    for place, type_, symbol, addend in relocations:
+        types: tuple[int, ...] = _RELATIVE
+        if isinstance(symbol, int):
+            target = symbol
+        elif symbol in defined:
+            target = defined[symbol]
         else:
-            target = entries[symbol.name] + (jumps - table)
-        if type_ in _BY_TABLE and not symbol.section:
-            target = entries[symbol.name]
-        elif type_ == _ABSOLUTE and symbol.section:
+            types = (*_RELATIVE, *_BY_TABLE)
+            target = entries[symbol] + (0 if type_ in _BY_TABLE else jumps - table)
+        if type_ == _ABSOLUTE and symbol not in entries:
             struct.pack_into("<Q", memory, place, base + target + addend)
-            continue
-        elif type_ not in _RELATIVE:
+        elif type_ in types:
+            struct.pack_into("<i", memory, place, target + addend - place)
+        else:
             raise CompileError(f"linking failed: a relocation of type {type_}.")
-        struct.pack_into("<i", memory, place, target + addend - place)
 
     _make_executable(base, size)
-    functions = {
-        symbol.name: base + places[symbol.section] + symbol.value
-        for symbol in file.symbols
-        if symbol.section in places
-    }
-    return Image(memory, {name: functions[name] for name in exports})
+    return Image(memory, {name: base + defined[name] for name in exports})
 
 
 class _File:
-    """The sections and symbols of an object file."""
+    """The sections and symbols of an object file.
 
-    def __init__(self, code: bytes) -> None:
+    places   where in the image the sections are that the code needs, by number
+    end      the end of the last one
+    """
+
+    def __init__(self, code: bytes, start: int) -> None:
+        """Lay the file out in an image from `start` on.
+
+        Raises:
+            CompileError: A section has variables, which the compiler never emits.
+        """
         self.code = code
         [first] = struct.unpack_from("<Q", code, 40)
         size, count, names = struct.unpack_from("<HHH", code, 58)
@@ -159,6 +170,7 @@ class _File:
             _Symbol(self._text(self._texts + name), section, value)
             for name, _, _, section, value, _ in self._rows("<IBBHQQ", table)
         ]
+        self.places, self.end = self._layout(start)
 
     def _text(self, start: int) -> str:
         return self.code[start : self.code.index(0, start)].decode()
@@ -169,14 +181,8 @@ class _File:
     def _rows(self, form: str, section: _Section) -> Iterator[tuple[Any, ...]]:
         return struct.iter_unpack(form, self.bytes_of(section))
 
-    def layout(self) -> tuple[dict[int, int], int]:
-        """Return the offset of each section that the code needs, and the end of the
-        last.
-
-        Raises:
-            CompileError: A section has variables, which the compiler never emits.
-        """
-        places, end = dict[int, int](), 0
+    def _layout(self, start: int) -> tuple[dict[int, int], int]:
+        places, end = dict[int, int](), start
         for number, section in enumerate(self.sections):
             if not section.flags & _ALLOCATED:
                 continue
@@ -187,17 +193,22 @@ class _File:
             end = places[number] + section.size
         return places, end
 
+    def defined(self) -> Iterator[tuple[str, int]]:
+        """Yield the names that the file defines, and their places."""
+        for name, section, value in self.symbols:
+            if section in self.places:
+                yield name, self.places[section] + value
+
     def relocations(self) -> Iterator[_Relocation]:
         """Yield the relocations of the sections that the code needs."""
         for section in self.sections:
-            if section.type != _RELOCATIONS:
+            if section.type != _RELOCATIONS or section.info not in self.places:
                 continue
-            if not self.sections[section.info].flags & _ALLOCATED:
-                continue
+            start = self.places[section.info]
             for offset, info, addend in self._rows("<QQq", section):
-                symbol = self.symbols[info >> 32]
-                type_ = info & 0xFFFFFFFF
-                yield _Relocation(section.info, offset, type_, symbol, addend)
+                name, number, value = self.symbols[info >> 32]
+                symbol = self.places[number] + value if number else name
+                yield _Relocation(start + offset, info & 0xFFFFFFFF, symbol, addend)
 
 
 def _aligned(position: int, alignment: int) -> int:

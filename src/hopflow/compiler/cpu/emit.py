@@ -11,7 +11,7 @@ same.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -53,19 +53,18 @@ whole. All are, where the linker takes addresses from nowhere else."""
 class Emission:
     """The LLVM IR of a program, and what must be linked to it.
 
-    symbols     the names of functions and data whose addresses the linker needs
-    constants   the data of large "constant" buffers among these names
+    name        the name of the function that Python calls
+    constants   the data of large "constant" buffers among the symbols of the module
     """
 
     name: str
-    text: str
-    symbols: frozenset[str]
-    constants: Constants = field(default_factory=dict)
+    module: Module
+    constants: Constants
 
 
 def emit_llvm(program: Program, arena: ArenaPlan, target: CpuTarget) -> str:
     """Return the LLVM IR of `program`, for reading."""
-    return emit(program, arena, target).text
+    return emit(program, arena, target).module.text
 
 
 def emit(
@@ -79,8 +78,7 @@ def emit(
     module = Module(has_extrema=target.has_extrema, has_fma=target.has_fma)
     unit = Unit(module, target, guarded)
     emit_into(unit, program, arena)
-    symbols = frozenset(unit.module.symbols)
-    return Emission(symbol(program.name), unit.module.text, symbols, unit.constants)
+    return Emission(symbol(program.name), module, unit.constants)
 
 
 def emit_into(unit: Unit, program: Program, arena: ArenaPlan) -> None:

@@ -113,7 +113,7 @@ def library(target: CpuTarget) -> Linked:
     """Return the allocator, compiled once for a target."""
     names = ("mmap", "mprotect", "munmap", "memset", "memcpy")
     symbols = {name: c_symbols()[name] for name in names}
-    return link(shared_code(_TEXT, target), SYMBOLS, symbols, target)
+    return link([shared_code(_TEXT, target)], SYMBOLS, symbols, target)
 
 
 @once

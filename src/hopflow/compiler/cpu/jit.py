@@ -3,7 +3,7 @@
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -63,9 +63,12 @@ class Jit(Compiler):
         )
 
     def link(
-        self, code: bytes, exports: Iterable[str], symbols: Mapping[str, int]
+        self,
+        objects: Iterable[bytes],
+        exports: Iterable[str],
+        symbols: Mapping[str, int],
     ) -> Library:
-        """Load object code, and resolve the symbols that it refers to.
+        """Load object files, and resolve the symbols that they refer to.
 
         Raises:
             CompileError: A symbol is missing.
@@ -74,7 +77,9 @@ class Jit(Compiler):
             number = next(self._numbers)
             if number % _LIBRARIES == _LIBRARIES - 1:
                 self._linker = self._new_linker()
-            builder = self.llvm.JITLibraryBuilder().add_object_img(code)
+            builder = self.llvm.JITLibraryBuilder()
+            for code in objects:
+                builder.add_object_img(code)
             for name, address in symbols.items():
                 builder.import_symbol(name, address)
             for name in exports:
@@ -118,23 +123,23 @@ Linked: TypeAlias = elf.Image | Library
 
 
 def link(
-    code: bytes,
+    objects: Sequence[bytes],
     exports: Iterable[str],
     symbols: Mapping[str, int],
     target: CpuTarget,
 ) -> Linked:
-    """Load object code into the process, by LLVM if the format is not that of `elf`.
+    """Load object files into the process, by LLVM if their format is not that of `elf`.
 
     Args:
-        exports: The names of functions in it that callers need.
-        symbols: The addresses of the names that it refers to.
+        exports: The names of functions in them that callers need.
+        symbols: The addresses of the other names that they refer to.
 
     Raises:
         CompileError: A symbol is missing.
     """
-    if elf.is_object(code):
-        return elf.link(code, exports, lambda n: symbols.get(n) or _in_process(n))
-    return jit(target).link(code, exports, symbols)
+    if all(map(elf.is_object, objects)):
+        return elf.link(objects, exports, lambda n: symbols.get(n) or _in_process(n))
+    return jit(target).link(objects, exports, symbols)
 
 
 def shared_code(text: str, target: CpuTarget) -> bytes:

@@ -36,7 +36,7 @@ def _compiled(name: str, target: CpuTarget) -> Linked:
         for symbol in module.symbols
     }
     code = shared_code(text, target)
-    return link(code, [name], always_linked() | symbols, target)
+    return link([code], [name], always_linked() | symbols, target)
 
 
 def define(module: Module, name: str, target: CpuTarget) -> None:

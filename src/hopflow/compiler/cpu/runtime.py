@@ -101,7 +101,7 @@ class ObjectCode:
     """A compiled program that is not linked yet, and can be stored in a file.
 
     entry       the name of its function
-    code        the object file
+    objects     the object files, each with some of its functions
     symbols     the names whose addresses the linker needs
     constants   the data of the program among these names
     guarded     whether its memory lies between guard pages
@@ -110,7 +110,7 @@ class ObjectCode:
 
     interface: Interface
     entry: str
-    code: bytes
+    objects: tuple[bytes, ...]
     symbols: frozenset[str]
     constants: Constants
     guarded: bool
@@ -152,7 +152,7 @@ class Kernel:
     the program stopped at a `Trap`. Several threads may call it at once.
 
     interface  the parameters, the results and the sites where it may stop
-    code       its object file
+    code_bytes the size of its object files
     compared   whether a call was compared with the graph interpreter
     free       frees the memory of an output that the program allocated, by its address
     nbytes     about how much memory it takes
@@ -166,13 +166,14 @@ class Kernel:
 
     def __init__(self, native: ObjectCode, target: CpuTarget) -> None:
         """Link a program compiled for `target`, which this machine must support."""
-        self.interface, self.target, self.code = native.interface, target, native.code
+        self.interface, self.target = native.interface, target
+        self.code_bytes = sum(map(len, native.objects))
         self.compared = False
         self._guarded = native.guarded
         self._loaded = _load(native, target)
         data = sum(constant.nbytes for constant in self._loaded.data)
         # The interface takes less than half of the memory of the text.
-        size = 2 * len(self.code) + native.text_bytes // 2 + data
+        size = 2 * self.code_bytes + native.text_bytes // 2 + data
         self.nbytes = _LINKED_BYTES + size
         self.free = guarded.free(target) if native.guarded else _free()
         self.call = self.calling(_no_host)
@@ -201,7 +202,7 @@ class Kernel:
         return self.call(*args)
 
     def __repr__(self) -> str:
-        return f"<native kernel {self.interface.name!r}, {len(self.code)} bytes>"
+        return f"<native kernel {self.interface.name!r}, {self.code_bytes} bytes>"
 
 
 def compile_program(program: Program, target: CpuTarget) -> Kernel:
@@ -214,15 +215,16 @@ def object_code(program: Program, target: CpuTarget) -> ObjectCode:
     with passing("emit", program.name):
         emission = _emitted(program, target)
     with passing("machine code", program.name):
-        code = jit(target).compile(emission.text)
+        texts = emission.module.parts(config.num_threads)
+        objects = jit(target).compile_parts(texts)
     return ObjectCode(
         Interface.of(program),
         emission.name,
-        code,
-        emission.symbols,
+        objects,
+        frozenset(emission.module.symbols),
         emission.constants,
         config.guard_pages,
-        len(emission.text),
+        sum(map(len, texts)),
     )
 
 
@@ -232,7 +234,7 @@ def _emitted(program: Program, target: CpuTarget) -> Emission:
 
 def llvm_ir(program: Program, target: CpuTarget) -> str:
     """Return the LLVM IR of a program before LLVM's passes."""
-    return _emitted(program, target).text
+    return _emitted(program, target).module.text
 
 
 def optimised_llvm_ir(program: Program, target: CpuTarget) -> str:
@@ -256,7 +258,7 @@ def _load(native: ObjectCode, target: CpuTarget) -> _Loaded:
             symbols[name] = constants[name].ctypes.data
         else:
             symbols[name] = _address(name, target)
-    linked = link(native.code, [native.entry], symbols, target)
+    linked = link(native.objects, [native.entry], symbols, target)
     arity = len(interface.sizes) + len(interface.inputs) + len(interface.outputs)
     method = _MethodDef(
         interface.name.encode(), _stubs(target)["hf_entry"], _METH_FASTCALL, None
@@ -344,7 +346,7 @@ def _stubs(target: CpuTarget) -> Linked:
         for name in ("clock_gettime", "aligned_alloc", "free", *THREAD_FUNCTIONS)
     }
     code = shared_code(f"{TEXT}\n{pool.TEXT}", target)
-    linked = link(code, ("hf_entry", *_STUBS), always_linked() | symbols, target)
+    linked = link([code], ("hf_entry", *_STUBS), always_linked() | symbols, target)
     # The threads of the pool outlive the interpreter: they sleep in this code, and look
     # at this memory when they wake.
     for needed in (linked, _pool, _kept, config.threads):

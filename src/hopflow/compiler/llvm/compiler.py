@@ -1,10 +1,13 @@
 """From LLVM IR to the machine code of a target: verify, optimise, emit.
 
-The first compilation loads LLVM. A lock guards all calls of LLVM.
+The first compilation loads LLVM. A lock guards the compiler: programs are compiled one
+after the other, the parts of one in several threads.
 """
 
+import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -36,7 +39,7 @@ class Compiler:
         # It is reentrant, since a kernel may be collected under the lock.
         self.lock = threading.RLock()
         self._options = options
-        self._machine = self.target_machine()
+        self._machines = [self.target_machine()]  # one for each thread
         self._passes = _passes(llvm)
 
     def target_machine(self) -> Any:
@@ -48,55 +51,107 @@ class Compiler:
             **self._options,
         )
 
-    @contextmanager
-    def _optimised(self, text: str) -> Iterator[Any]:
-        """Parse, verify and optimise a module; the lock is held in this context."""
-        llvm = self.llvm
-        head = (
-            f'target triple = "{self.target.triple}"\n'
-            f'target datalayout = "{self.target.layout}"\n'
-        )
-        # A separate context frees the memory of types and constants. The pass builder
-        # is not kept, since each run adds callbacks to it that outlive their owner.
-        with self.lock, llvm.create_context() as context:
-            try:
-                module = llvm.parse_assembly(head + text, context)
-                module.verify()
-            except RuntimeError as error:
-                raise CompileError(f"invalid LLVM IR: {error}") from error
-            options = llvm.create_pipeline_tuning_options(1)
-            with module, llvm.create_pass_builder(self._machine, options) as builder:
-                self._passes.run(module, builder)
-                llvm.set_option("", f"-disable-lsr={str(_is_long(text)).lower()}")
-                try:
-                    yield module
-                finally:  # the option is global to the process
-                    llvm.set_option("", "-disable-lsr=false")
-
     def compile(self, text: str) -> bytes:
         """Return the object code of a module.
 
         Raises:
             CompileError: The text is not valid LLVM IR, a defect of the compiler.
         """
-        with self._optimised(text) as module:
-            code: bytes = self._machine.emit_object(module)
+        [code] = self.compile_parts([text])
         return code
+
+    def compile_parts(self, texts: Sequence[str]) -> tuple[bytes, ...]:
+        """Return the object code of the modules of one program, for each of which LLVM
+        runs in a thread of its own.
+
+        Raises:
+            CompileError: As for `compile`.
+        """
+        with self.lock, self._options_for(*texts):
+            while len(self._machines) < len(texts):
+                self._machines.append(self.target_machine())
+            (machine, text), *others = zip(self._machines, texts, strict=False)
+            if not others:
+                return (self._object_code(machine, text),)
+            with ThreadPoolExecutor(len(others)) as threads:
+                try:
+                    running = [threads.submit(self._object_code, *o) for o in others]
+                except RuntimeError:  # the interpreter ends, and starts no thread
+                    return tuple([self._object_code(machine, text) for text in texts])
+                code = self._object_code(machine, text)
+                return (code, *[other.result() for other in running])
+
+    def _object_code(self, machine: Any, text: str) -> bytes:
+        with self._optimised(machine, text) as module:
+            return _emitted(self.llvm, machine, module)
 
     def assembly(self, text: str) -> str:
         """Return the assembly of a module, for reading."""
-        with self._optimised(text) as module:
-            assembly: str = self._machine.emit_assembly(module)
+        [machine, *_] = self._machines
+        with (
+            self.lock,
+            self._options_for(text),
+            self._optimised(machine, text) as module,
+        ):
+            assembly: str = machine.emit_assembly(module)
         return assembly
 
     def optimised(self, text: str) -> str:
         """Return a module after LLVM's passes, for reading."""
-        with self._optimised(text) as module:
+        with self.lock, self._optimised(self._machines[0], text) as module:
             return str(module)
 
+    @contextmanager
+    def _options_for(self, *texts: str) -> Iterator[None]:
+        """Set LLVM's options for a program in this context: they are global."""
+        is_long = sum(text.count("\n") for text in texts) >= LONG
+        self.llvm.set_option("", f"-disable-lsr={str(is_long).lower()}")
+        try:
+            yield
+        finally:
+            self.llvm.set_option("", "-disable-lsr=false")
 
-def _is_long(text: str) -> bool:
-    return text.count("\n") >= LONG
+    @contextmanager
+    def _optimised(self, machine: Any, text: str) -> Iterator[Any]:
+        """Parse, verify and optimise a module, which lives in this context."""
+        llvm = self.llvm
+        head = (
+            f'target triple = "{self.target.triple}"\n'
+            f'target datalayout = "{self.target.layout}"\n'
+        )
+        # A separate context lets threads compile at the same time, and frees the memory
+        # of types and constants. The pass builder is not kept, since each run adds
+        # callbacks to it that outlive their owner.
+        with llvm.create_context() as context:
+            try:
+                module = llvm.parse_assembly(head + text, context)
+                module.verify()
+            except RuntimeError as error:
+                raise CompileError(f"invalid LLVM IR: {error}") from error
+            options = llvm.create_pipeline_tuning_options(1)
+            with module, llvm.create_pass_builder(machine, options) as builder:
+                self._passes.run(module, builder)
+                yield module
+
+
+def _emitted(llvm: Any, machine: Any, module: Any) -> bytes:
+    """Return the object code of an optimised module.
+
+    This is `emit_object` of llvmlite without its lock, which is held during each call
+    of LLVM. A module in a context of its own and a target machine of its own share no
+    state with those of other threads.
+    """
+    library = llvm.ffi.lib
+    emit = library.LLVMPY_TargetMachineEmitToMemory
+    with llvm.ffi.OutputString() as error:
+        buffer = getattr(emit, "_cfn", emit)(machine, module, True, error)
+        if not buffer:
+            raise CompileError(f"LLVM emits no code: {error}")
+    try:
+        start = library.LLVMPY_GetBufferStart(buffer)
+        return ctypes.string_at(start, library.LLVMPY_GetBufferSize(buffer))
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
 def _passes(llvm: Any) -> Any:

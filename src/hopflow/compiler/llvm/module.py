@@ -7,7 +7,7 @@ hoisted before a loop) has a name instead.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -21,6 +21,12 @@ RARE = ", !prof !1"
 INLINED = 64
 """A function that is called from more places is not inlined: each copy has some 40
 instructions, and register allocation takes LLVM time that is quadratic in them."""
+
+
+SMALLEST_PART: Final = 60
+"""Lines of a module that is compiled in a thread of its own, at least: LLVM takes some
+milliseconds for any function."""
+_SYMBOL: Final = re.compile(r"@([\w.]+)")
 
 
 def symbol(name: str) -> str:
@@ -158,16 +164,64 @@ class Module:
 
     @property
     def text(self) -> str:
-        functions = "\n".join(self._functions.values())
+        return self._joined((*self._globals.values(), *self._functions.values()))
+
+    def parts(self, most: int) -> list[str]:
+        """Return up to `most` modules that make the same program if they are linked.
+
+        Each function is in one of them, and the others declare it. Inlined functions
+        and constants are in each that refers to them.
+        """
+        inlined = {n for n in self._inlined if self._is_inlined(n)}
+        separate = [n for n in self._functions if n not in inlined]
+        for count in range(min(most, len(separate)), 1, -1):
+            groups = self._balanced(separate, count)
+            if min(map(self._length, groups)) >= SMALLEST_PART:
+                return [self._part(group, inlined) for group in groups]
+        return [self.text]
+
+    def _balanced(self, names: Sequence[str], count: int) -> list[list[str]]:
+        """Divide functions into groups of about the same length."""
+        groups: list[list[str]] = [[] for _ in range(count)]
+        for name in sorted(names, key=lambda n: self._length([n]), reverse=True):
+            min(groups, key=self._length).append(name)
+        return groups
+
+    def _length(self, names: Sequence[str]) -> int:
+        return sum(self._functions[name].count("\n") for name in names)
+
+    def _part(self, names: Sequence[str], inlined: set[str]) -> str:
+        """Return a module with some of the functions, and what they refer to."""
+        others = {_SYMBOL.findall(text)[0]: text for text in self._globals.values()}
+        texts: dict[str, str] = {}
+        pending = [*names]
+        while pending:
+            name = pending.pop()
+            if name in texts:
+                continue
+            text = self._functions.get(name) or others[name]
+            if name in names:
+                text = text.replace("define internal ", "define hidden ", 1)
+            elif name not in others and name not in inlined:
+                head, _, _ = text.partition(" {\n")
+                text = head.replace("define internal ", "declare hidden ", 1)
+            texts[name] = text
+            pending += _SYMBOL.findall(text)
+        order = (*others, *self._functions)
+        return self._joined(texts[name] for name in order if name in texts)
+
+    def _joined(self, texts: Iterable[str]) -> str:
+        """Return the text of a module, with all attributes and metadata."""
         attributes = []
         for name, number in self._inlined.items():
-            # The definition has the name once more.
-            few = functions.count(f" @{name}(") <= INLINED + 1
-            inline = "alwaysinline" if few else "noinline"
+            inline = "alwaysinline" if self._is_inlined(name) else "noinline"
             attributes.append(f"attributes #{number} = {{ {inline} nounwind }}")
         notes = [f"!{k} = {note}" for k, note in enumerate(self._notes)]
-        parts = (*self._globals.values(), functions, *attributes, *notes, "")
-        return "\n".join(parts)
+        return "\n".join((*texts, *attributes, *notes, ""))
+
+    def _is_inlined(self, name: str) -> bool:
+        calls = sum(text.count(f" @{name}(") for text in self._functions.values())
+        return calls <= INLINED + 1  # the definition has the name once more
 
 
 class Function:
