@@ -65,7 +65,7 @@ def associative(v: Any, xs: Any, k: Any, p: Any, w: Any) -> Any:
     def combine(a: Any, b: Any) -> Any:
         return {"g": a["g"] * b["g"], "s": b["g"] * a["s"] + b["s"]}
 
-    gates = hf.broadcast_to(hf.tanh(v), (5, 3))
+    gates = hf.broadcast_to(hf.tanh(v), xs.shape)
     return hf.associative_scan(combine, {"g": gates, "s": xs * w})
 
 
@@ -144,6 +144,16 @@ def test_one_input_batched_or_all(f: Any, k: int, run: Any) -> None:
     mask = [k in (i, 5) for i in range(5)]
     args, in_dims = batch_of(mask)
     agree(run(hf.vmap(f, in_dims), *map(t, args)), loop_of(f, args, in_dims))
+
+
+@pytest.mark.parametrize(("f", "run"), in_turn(OPERATORS, of=RUNNERS))
+def test_an_input_is_batched_and_shared_by_all_examples(f: Any, run: Any) -> None:
+    def over_rows(x: Any, counts: Any, flags: Any) -> Any:
+        return hf.vmap(lambda v, k, p: f(v, x, k, p, v))(x, counts, flags)
+
+    x, counts, flags = VECTORS[:3], np.array([2, 0, 1]), FLAGS[:3]
+    rows = [f(t(x[i]), t(x), t(counts[i]), t(flags[i]), t(x[i])) for i in range(3)]
+    agree(run(over_rows, t(x), t(counts), t(flags)), stacked(rows))
 
 
 @pytest.mark.parametrize("f", OPERATORS, ids=lambda f: f.__name__)

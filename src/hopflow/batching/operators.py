@@ -95,7 +95,7 @@ def each_example(
     progress = params.pop("progress", None)
     params.pop("counted", None)
     types = _types_of_one(batched, args)
-    first = first_same(map(id, args))
+    first = first_same(zip(map(id, args), batched, strict=True))
     distinct = sorted(set(first))
     short = shortened(op, types, params, first)
 
