@@ -393,3 +393,22 @@ def test_lanes_read_elements_of_their_own_choice(cpu: CpuTarget) -> None:
         values = table.astype(dtype)
         run = lambda k, t: hf.vmap(lambda k: one(k, t))(k)  # noqa: E731
         compare(run, np.arange(90) % 37, values, cpu=cpu)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_sum_of_each_row_keeps_no_loop_from_gangs(dynamic: bool) -> None:
+    """Vectors go along the rows of a sum, and across those of a loop beside it."""
+
+    def f(x: Any) -> Any:
+        def one(row: Any) -> Any:
+            return hf.while_loop(lambda a: a < 300.0, lambda a: a * 1.5, hf.sum(row))
+
+        return hf.vmap(one)(x)
+
+    x = np.random.default_rng(0).uniform(0.5, 9.0, (70, 40))
+    jitted = hf.jit(f, dynamic=dynamic)
+    with hf.debug():
+        want = f(hf.asarray(x))
+    np.testing.assert_allclose(np.asarray(jitted(x)), np.asarray(want), rtol=1e-13)
+    assert " gang " in jitted.loop_ir
+    assert re.search(r"vector \d+ independent:\n +acc", jitted.loop_ir)

@@ -868,6 +868,35 @@ def test_what_each_step_would_read_several_arrays_for_is_stored(
     agree(f, SQUARE, SQUARE)
 
 
+def window(v: Any, i: Any) -> Any:
+    return hf.sum(hf.dynamic_slice(v, (i, 0), (4, 8)), axis=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "read", "stored"),
+    [
+        (lambda x: hf.pad(x, ((3, 0), (0, 0))), window, True),
+        (lambda x: hf.concat([x[5:], x]), window, True),
+        (lambda x: hf.roll(x, 3, axis=0), window, True),
+        (lambda x: hf.where(x < 3.0, x, 0.0), window, False),  # no test of an index
+        (lambda x: x[::-1] * 2.0, window, False),
+        (lambda x: hf.pad(x, ((3, 0), (0, 0))), lambda v, i: v[i], False),  # once
+    ],
+)
+def test_what_tests_of_indices_choose_is_stored_before_it_is_read_in_steps(
+    value: Any, read: Any, stored: bool
+) -> None:
+    def f(x: Any, y: Any) -> Any:
+        v = value(x)
+        return hf.fori_loop(0, 8, lambda i, y: y * 0.5 + read(v, i), y)
+
+    x, y = SQUARE, SQUARE[0]
+    found = after(flags, hoist, checks, counters, inline, of=f, args=(x, y))
+    before_the_loop = found.partition(" loop ")[0]
+    assert bool(re.search(r"f64\[\d+, 8\] = ", before_the_loop)) == stored, found
+    agree(f, x, y)
+
+
 @pytest.mark.parametrize(
     ("update", "stored"),
     [

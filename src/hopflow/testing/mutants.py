@@ -17,6 +17,7 @@ import numpy as np
 from hopflow import dtypes
 from hopflow.autograd import preaccumulation, region_vjp, rule_cache, rules
 from hopflow.batching import graphs
+from hopflow.batching import operators as batched_operators
 from hopflow.compiler import entry_sizes, pipeline
 from hopflow.compiler.cpu import gang, interleaving, lanes, vector
 from hopflow.compiler.cpu.interleaving import Groups, Member
@@ -442,6 +443,16 @@ def _last_of_equals() -> Patches:
     return [(positions, "_NOT_BEYOND", {"max": "lt", "min": "gt"})]
 
 
+def _row_of_shared() -> Patches:
+    right = batched_operators.first_same
+
+    def first_same(keys: Any) -> list[int]:
+        """Take an operand that all examples share for one of which each has a row."""
+        return right(value for value, _ in keys)
+
+    return [(batched_operators, "first_same", first_same)]
+
+
 def _lost_mask() -> Patches:
     right = masked_updates._mask
 
@@ -851,6 +862,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "mask slip": Mutant(_mask_slip, ["dynamic"]),
     "mask slip in a gang": Mutant(_idle_lane, ["loop ir, gangs and gpu"]),
+    "row of what is shared": Mutant(
+        _row_of_shared,
+        ["traced", "jit"],
+        options={"operators": ["map", "while"], "weights": {"map": 8, "while": 8}},
+    ),
     "lane that is off writes": Mutant(
         _busy_lane, ["jit"], ["vmap"], options={"weights": {"while": 12, "cond": 6}}
     ),

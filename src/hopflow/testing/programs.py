@@ -482,7 +482,8 @@ def _map(p: Pool, ns: Sequence[int], body: Steps) -> Any:
         return child.pick(ns[0]), child.pick(ns[2])
 
     xs = p.stack(ns[1])
-    options = {"batch_size": 2} if ns[3] % 4 == 3 else {}
+    size = (None, None, LONGEST, 2)[ns[3] % 4]
+    options = {} if size is None else {"batch_size": size}
     return p.lib.map(f, xs, **options) if xs.ndim else xs
 
 

@@ -55,7 +55,7 @@ from hopflow.compiler.kernel_program.rewriting import (
 )
 from hopflow.dtypes import int64
 from hopflow.graph.core import Node
-from hopflow.graph.types import TensorType
+from hopflow.graph.types import Size, TensorType
 from hopflow.loop_ir.expr import Expr, condition_of, index_of
 from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.loop_ir.walk import nodes
@@ -72,6 +72,8 @@ LARGE: Final = 1 << 20
 """Bytes of a value that does not fit into the caches of a core."""
 TRAFFIC: Final = 48
 """The cost of writing and reading back an element of such a large value."""
+UNKNOWN: Final = 64
+"""About how long an axis or a loop is whose length only the run knows."""
 LONGEST: Final = 1000
 """Instructions of an element: a longer one is stored. What a loop computes at once must
 fit into the registers, and LLVM takes more than linear time for it."""
@@ -101,6 +103,8 @@ class _Read(NamedTuple):
     whole   it reads the whole value, not single elements
     outer   it is in a block inside that of the value
     steps   it reads the same elements in each step of a loop inside that block
+    elements   how many elements all steps of the loops inside that block read, 0
+               outside of loops
     """
 
     equation: Equation | None
@@ -108,6 +112,7 @@ class _Read(NamedTuple):
     whole: bool
     outer: bool
     steps: bool
+    elements: int = 0
 
 
 class _Readers:
@@ -133,17 +138,17 @@ class _Readers:
         self.counts: dict[Equation, dict[Value, int]] = {}
         self._block: dict[Value, Block] = {}
         self._at: dict[Block, int] = {}
-        self._within: dict[Block, bool] = {}  # whether each is of a loop
+        # How often each block runs in one around it; None: it is not that of a loop.
+        self._within: dict[Block, int | None] = {}
 
-    def walk(self, block: Block, *, is_of_loop: bool = False) -> None:
+    def walk(self, block: Block, trips: int | None = None) -> None:
         """Record the reads of a block and of the blocks in it."""
-        self._within[block] = is_of_loop
+        self._within[block] = trips
         for number, equation in enumerate(block.equations):
             self._at[block] = number
             self._record(equation)
-            is_loop = isinstance(equation.definition, Loop | While)
             for inner in blocks(equation.definition):
-                self.walk(inner, is_of_loop=is_loop)
+                self.walk(inner, _trips(equation.definition))
             if _may_inline(equation):
                 [value] = equation.results
                 self._block[value] = block
@@ -198,9 +203,12 @@ class _Readers:
         around = [*self._within]
         inside = around[around.index(block) + 1 :]
         outer = bool(inside)
-        in_loop = any(self._within[b] for b in inside)
-        steps = in_loop and any(x.attr is value and _is_steady(x) for x in order)
-        self.reads[value].append(_Read(equation, count, whole, outer, steps))
+        trips = [n for n in map(self._within.get, inside) if n is not None]
+        steps = bool(trips) and any(x.attr is value and _is_steady(x) for x in order)
+        elements = 0
+        if trips and equation is not None and not whole:
+            elements = prod(trips) * count * _size(space_of(equation))
+        self.reads[value].append(_Read(equation, count, whole, outer, steps, elements))
         self.last[value] = self._at[block]
         if whole and value in self._whole:
             self._read_through(value, self._whole.pop(value))
@@ -212,6 +220,21 @@ class _Readers:
             if value in self._block:
                 outer = self._block[value] is not self._block[view]
                 self.reads[value].append(_Read(equation, count, False, outer, False))
+
+
+def _trips(definition: object) -> int | None:
+    """Return about how many steps a loop has; None if it is no loop."""
+    match definition:
+        case Loop(length=length):
+            return _size([length])
+        case While():
+            return UNKNOWN
+    return None
+
+
+def _size(extents: Iterable[Size]) -> int:
+    """Return about how many elements or steps there are."""
+    return prod(n if isinstance(n, int) else UNKNOWN for n in extents)
 
 
 def _is_steady(node: Expr) -> bool:
@@ -267,7 +290,7 @@ def _is_stored(
     Args:
         cheap: The largest cost of what is computed again for each reader.
         is_dear: Whether each step of a loop would read several arrays as large as the
-            value to compute it again.
+            value to compute it again, or test indices for it.
     """
     again = cost.again
     if again > LONGEST or any(map(_takes_memory, reads)):
@@ -288,6 +311,20 @@ def _is_stored(
     if not is_view and len(readers) + results > 1:
         return True
     return any(r.outer or _recomputes(r, value, cost, is_view) for r in reads)
+
+
+def _is_piecewise(order: Sequence[Expr]) -> bool:
+    """Return whether what an element is depends on tests of its index, as for `pad` and
+    `concat`, or on remainders, as for `roll`."""
+    conditions = [
+        node.args[0] if node.op == "select" else condition_of(node)
+        for node in order
+        if node.op in ("select", "element")
+    ]
+    tests = [nodes(c) for c in conditions if c is not None]
+    return any(node.op == "rem" and node.dtype is int64 for node in order) or any(
+        all(node.op != "element" for node in test) for test in tests
+    )
 
 
 def _is_index(value: Value, sources: Iterable[Value]) -> bool:
@@ -356,7 +393,7 @@ def _repeats(equation: Equation | None, type_: TensorType, cost: int) -> bool:
     if equation is None or not isinstance(equation.definition, Reduction):
         return False
     size = static_size(type_)
-    steps = prod(n if isinstance(n, int) else 64 for n in space_of(equation))
+    steps = _size(space_of(equation))
     again = 1 if size is None else steps // max(size, 1) - 1
     return cost * again > CHEAP
 
@@ -448,6 +485,8 @@ class _Inliner:
         cheap = CHEAP_INDEX if _is_index(value, sources) else CHEAP
         repeats = not is_view and any(r.steps for r in reads)
         is_dear = repeats and self._count_loads(equation) > 1
+        if sum(r.elements for r in reads) >= 2 * _size(value.shape):
+            is_dear |= _is_piecewise(self._readers.orders[equation])
         is_stored = value in keeps or _is_stored(
             value, cost, reads, is_view, cheap, is_dear
         )

@@ -111,11 +111,11 @@ def _is_independent(s: Stmt) -> TypeGuard[For]:
 # --- which loops become gangs ---------------------------------------------------------
 
 
-def _is_candidate(loop: For) -> bool:
+def is_candidate(loop: For) -> bool:
     """Return whether lanes may run all of a loop, which has an inner loop."""
     inside = list(statements(loop.body))
     return any(isinstance(s, While) or _counts(s) for s in inside) and all(
-        isinstance(s, _STATEMENTS + _WHOLE) and not _is_long(s) for s in inside
+        isinstance(s, _STATEMENTS + _WHOLE) and not is_long(s) for s in inside
     )
 
 
@@ -126,7 +126,7 @@ def _width(
     named: Callable[[], Counter[Buffer]],
 ) -> int:
     """Return the number of lanes of a loop's gangs; 1 if it becomes none."""
-    if not _is_candidate(loop):
+    if not is_candidate(loop):
         return 1
     inside, summary = list(statements(loop.body)), summaries.of(loop)
     if summary.size > LARGEST or summary.changed:
@@ -198,7 +198,7 @@ def _counts(s: Stmt) -> bool:
     return isinstance(s, For) and s.binding.kind == "serial"
 
 
-def _is_long(s: Stmt) -> bool:
+def is_long(s: Stmt) -> bool:
     """Return whether `s` is a loop of vectors, which gains nothing from lanes, or adds
     floats in an order that its vectors determine."""
     if not (isinstance(s, For) and s.binding.kind == "vector"):

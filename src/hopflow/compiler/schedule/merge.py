@@ -10,11 +10,13 @@ the same iteration of the first: all accesses to a buffer that one loop writes a
 other accesses use the loop's own index at one common axis. A merged loop reads recent
 results from cache or registers, and the code generator has one loop less. A loop that
 computes a number for each row joins a loop over the rows, and then is not vectorised.
+A loop over divergent loops stays apart from one over vectors: it becomes one of gangs.
 """
 
 from functools import partial
 from typing import Final, TypeAlias
 
+from hopflow.compiler.schedule.gangs import is_candidate, is_long
 from hopflow.compiler.schedule.summary import Summaries, Summary, reads
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
@@ -29,8 +31,9 @@ from hopflow.loop_ir.program import (
     Let,
     Program,
     Stmt,
+    While,
 )
-from hopflow.loop_ir.walk import bodies, replace, same
+from hopflow.loop_ir.walk import bodies, replace, same, statements
 
 LARGEST: Final = 600
 """Instructions in a merged iteration, at most. LLVM's time grows faster than the body,
@@ -105,6 +108,8 @@ def _absorb(
     summary, other = summaries.of(first), summaries.of(second)
     if summary.size + other.size > LARGEST or not _are_independent(summary, other):
         return False
+    if _keeps_from_lanes(first, second) or _keeps_from_lanes(second, first):
+        return False
     binding = _binding(first, summary, second, other)
     if binding is None:
         return False
@@ -143,6 +148,16 @@ def _are_independent(first: Summary, second: Summary) -> bool:
         return False
     shared = first.stored & second.uses.keys() | second.stored & first.uses.keys()
     return all(first.axes[b] & second.axes[b] for b in shared)
+
+
+def _keeps_from_lanes(vectors: For, divergent: For) -> bool:
+    """Return whether the iterations of one loop may run as lanes of a gang, and not
+    together with the vectors of the other one."""
+    return (
+        any(map(is_long, statements(vectors.body)))
+        and any(isinstance(s, While) for s in statements(divergent.body))
+        and is_candidate(divergent)
+    )
 
 
 def _binding(
