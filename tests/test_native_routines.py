@@ -6,18 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.test_gangs import target
 
 from hopflow import dtypes
 from hopflow.compiler.cpu.blas import fortran
 from hopflow.compiler.cpu.runtime import Kernel, Trapped, compile_program
 from hopflow.compiler.cpu.sort import FEW, RUN
-from hopflow.compiler.cpu.target import host
+from hopflow.compiler.cpu.target import CpuTarget, host
 from hopflow.dtypes import DType, bool_, float32, float64, int32, int64
 from hopflow.errors import CompileError
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.program import Call, Program, Ref, Site
-from hopflow.loop_ir.routines import ROUTINES
+from hopflow.loop_ir.routines import NUMBERS, ROUTINES
 
 pytestmark = pytest.mark.slow
 
@@ -27,20 +28,23 @@ SHAPES = [(3, 5), (5, 3), (4, 4), (1, 1), (30, 20), (0, 3), (3, 0)]
 
 
 @cache
-def kernel(name: str, dtype: DType, flags: tuple[bool, ...]) -> Kernel:
+def kernel(
+    name: str, dtype: DType, flags: tuple[bool, ...], cpu: CpuTarget | None
+) -> Kernel:
     """A program that calls one routine, for sizes known when it is called."""
     routine = ROUTINES[name]
     sizes = [Var(scalar, int64) for scalar in routine.scalars]
-    kinds = {"f": dtype, "any": dtype, "i32": int32, "i64": int64}
+    kinds = {"i32": int32, "i64": int64}
     buffers = [
-        Buffer(array.name, kinds[array.dtype], (), "output") for array in routine.arrays
+        Buffer(array.name, kinds.get(array.dtype, dtype), (), "output")
+        for array in routine.arrays
     ]
     scalars = [e.read(var) for var in sizes]
     constants = [e.const(flag, bool_) for flag in flags]
     call = Call(name, (*map(Ref, buffers), *scalars, *constants), 0)
     sites = [Site("library", 0)]
     program = Program(name, sizes, [], buffers, [], [], [call], sites)
-    return compile_program(program, host())
+    return compile_program(program, cpu or host())
 
 
 def run(
@@ -48,13 +52,17 @@ def run(
     arrays: Sequence[NDArray],
     scalars: Sequence[int],
     flags: tuple[bool, ...] = (),
+    cpu: CpuTarget | None = None,
 ) -> Trapped | None:
     """Run a routine natively, on copies of `arrays` that replace them in the list."""
     dtype = dtypes.as_dtype(arrays[0].dtype)
-    return kernel(name, dtype, flags)(*scalars, *(x.ctypes.data for x in arrays))
+    return kernel(name, dtype, flags, cpu)(*scalars, *(x.ctypes.data for x in arrays))
 
 
 def matrix(dtype: DType, *shape: int) -> NDArray:
+    if not dtype.is_float:  # products of these wrap around
+        bits = np.random.default_rng(len(shape)).integers(0, 2**63, shape)
+        return bits.astype(dtype.dtype)
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype.dtype)
 
 
@@ -72,9 +80,10 @@ def assert_close(got: NDArray, wanted: NDArray) -> None:
 real = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 
 
-@real
+@pytest.mark.parametrize("cpu", ["host", "avx2"])
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 @pytest.mark.parametrize("name", ["gemm", "gemm_nt", "gemm_tn", "gemm_tt"])
-def test_matrix_products(name: str, dtype: DType) -> None:
+def test_matrix_products(name: str, dtype: DType, cpu: str) -> None:
     flags = name.removeprefix("gemm_").ljust(2, "n") if "_" in name else "nn"
     sizes = [(3, 4, 5), (1, 4, 5), (3, 1, 5), (1, 1, 7), (3, 4, 1), (3, 4, 0)]
     sizes += [(0, 4, 5), (64, 33, 17), (5, 97, 300), (3, 48, 16), (70, 31, 15)]
@@ -82,9 +91,13 @@ def test_matrix_products(name: str, dtype: DType) -> None:
         a, b = matrix(dtype, m, k), matrix(dtype, k, n)
         given_a = np.ascontiguousarray(a.T if flags[0] == "t" else a)
         given_b = np.ascontiguousarray(b.T if flags[1] == "t" else b)
-        out = np.full((m, n), np.nan, dtype.dtype)  # which must not be read
-        assert run(name, [given_a, given_b, out], [m, n, k]) is None
-        assert_close(out, a @ b)
+        never_read = np.nan if dtype.is_float else 7
+        out = np.full((m, n), never_read, dtype.dtype)
+        assert run(name, [given_a, given_b, out], [m, n, k], (), target(cpu)) is None
+        if dtype.is_float:
+            assert_close(out, a @ b)
+        else:
+            np.testing.assert_array_equal(out, a @ b)
 
 
 @real

@@ -7,7 +7,7 @@ is an "inout" array, which starts as a copy of that operand.
 
 Every array is dense and row-major, of the shape that its declaration computes from the
 scalars, whatever the shape of the buffer it lies in: a vector of k elements is a matrix
-[k, 1] for `gemm`. "f" arrays of one call share a dtype, float32 or float64.
+[k, 1] for `gemm`. "f" and "n" arrays of one call share a dtype.
 
 For the native side, which calls Fortran's column-major routines:
 
@@ -30,6 +30,17 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from hopflow import dtypes
+
+NUMBERS: Final = (
+    dtypes.float32,
+    dtypes.float64,
+    dtypes.int32,
+    dtypes.int64,
+    dtypes.uint32,
+    dtypes.uint64,
+)
+"""The dtypes of products of matrices. Integers wrap around."""
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Reference: TypeAlias = Callable[[Sequence[NDArray], Sequence[int]], int]
 
@@ -41,13 +52,13 @@ class Array:
     shape   the extent of each axis: a scalar's name, or "min(m, n)"
     role    "in" is only read; "out" is wholly written and never read; "inout" is read
             and wholly written; "work" is scratch, undefined before and after the call
-    dtype   "f" for float32 or float64, "any", "i32" or "i64"
+    dtype   "f" for float32 or float64, "n" for one of `NUMBERS`, "any", "i32" or "i64"
     """
 
     name: str
     shape: tuple[str, ...]
     role: Literal["in", "out", "inout", "work"]
-    dtype: Literal["f", "any", "i32", "i64"] = "f"
+    dtype: Literal["f", "n", "any", "i32", "i64"] = "f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +118,9 @@ def _gemm(name: str, a_transposed: bool, b_transposed: bool) -> Routine:
     return Routine(
         name,
         (
-            Array("a", ("k", "m") if a_transposed else ("m", "k"), "in"),
-            Array("b", ("n", "k") if b_transposed else ("k", "n"), "in"),
-            Array("out", ("m", "n"), "out"),
+            Array("a", ("k", "m") if a_transposed else ("m", "k"), "in", "n"),
+            Array("b", ("n", "k") if b_transposed else ("k", "n"), "in", "n"),
+            Array("out", ("m", "n"), "out", "n"),
         ),
         ("m", "n", "k"),
         f"out = {a} @ {b}; zeros if k is 0.",

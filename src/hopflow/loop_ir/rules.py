@@ -21,7 +21,7 @@ from hopflow.loop_ir.expr import (
     index_of,
 )
 from hopflow.loop_ir.program import Call, Ref
-from hopflow.loop_ir.routines import ROUTINES, Array, Routine
+from hopflow.loop_ir.routines import NUMBERS, ROUTINES, Array, Routine
 from hopflow.loop_ir.walk import same_shape
 
 # The kinds of dtype that an operation takes; the others take all.
@@ -135,6 +135,7 @@ def _conversion(op: str, source: DType, target: DType) -> str | None:
 
 _TAKES: Final = {
     "f": (dtypes.float32, dtypes.float64),
+    "n": NUMBERS,
     "i32": (dtypes.int32,),
     "i64": (dtypes.int64,),
     "any": dtypes.ALL,
@@ -200,13 +201,13 @@ def _array(array: Array, ref: Ref) -> str | None:
 
 
 def _aliasing(routine: Routine, refs: Sequence[Ref]) -> str | None:
-    """Check that floats have one dtype, and that no written array is passed twice."""
-    floats = {
+    """Check that numbers have one dtype, and that no written array is passed twice."""
+    given = {
         ref.buffer.dtype
         for array, ref in zip(routine.arrays, refs, strict=True)
-        if array.dtype == "f"
+        if array.dtype in ("f", "n")
     }
-    if len(floats) > 1:
+    if len(given) > 1:
         return f"the arrays of `{routine.name}` must be of one dtype"
     for i in routine.writes:
         for j, other in enumerate(refs):

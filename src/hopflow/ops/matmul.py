@@ -14,6 +14,7 @@ from hopflow.graph.types import TensorType, is_one
 from hopflow.loop_ir import expr
 from hopflow.loop_ir.expr import Expr, Index, extent
 from hopflow.loop_ir.kernels import Kernel, Library, Operand, Pointwise, Reduction
+from hopflow.loop_ir.routines import NUMBERS
 from hopflow.ops import batching
 from hopflow.ops.deferred import aligned, matched
 from hopflow.ops.elementwise import multiply
@@ -108,7 +109,7 @@ def _for_library(dtype: DType, m: Size, n: Size, k: Size) -> bool:
     is_short = sizes[2] <= _FEW and sizes[1] <= _COLUMNS
     if is_dot or is_outer or is_short or (sizes[1] == 1 and sizes[2] <= 2 * _FEW):
         return False
-    return dtype in BLAS_TYPES and prod(sizes) > _LARGE
+    return dtype in NUMBERS and prod(sizes) > _LARGE
 
 
 def _batch(
@@ -144,8 +145,8 @@ matmul_op: Final[OpDef] = OpDef(
         Sample(("T[3, 4]", "T[4, 2]"), dtypes=NUMERIC),
         Sample(("T[2, 3, 4]", "T[2, 4, 5]"), dtypes=NUMERIC),
         Sample(("T[3, 0]", "T[0, 2]"), dtypes=NUMERIC),
-        Sample(("T[20, 17]", "T[17, 19]"), dtypes=BLAS_TYPES),
-        Sample(("T[2, 20, 17]", "T[2, 17, 19]"), dtypes=BLAS_TYPES),
+        Sample(("T[20, 17]", "T[17, 19]"), dtypes=NUMBERS),
+        Sample(("T[2, 20, 17]", "T[2, 17, 19]"), dtypes=NUMBERS),
     ),
 )
 

@@ -54,6 +54,7 @@ from hopflow.compiler.schedule import (
 from hopflow.config import config
 from hopflow.dtypes import DType
 from hopflow.graph.core import Graph, Var
+from hopflow.graph.forwarding import first_same
 from hopflow.graph.types import Shape, TensorType, same_size
 from hopflow.hops import invoke_subgraph, replay, subgraphs
 from hopflow.hops.scan import Scan
@@ -444,13 +445,11 @@ def _last_of_equals() -> Patches:
 
 
 def _row_of_shared() -> Patches:
-    right = batched_operators.first_same
-
-    def first_same(keys: Any) -> list[int]:
+    def same_value(keys: Any) -> list[int]:
         """Take an operand that all examples share for one of which each has a row."""
-        return right(value for value, _ in keys)
+        return first_same(value for value, _ in keys)
 
-    return [(batched_operators, "first_same", first_same)]
+    return [(batched_operators, "first_same", same_value)]
 
 
 def _lost_mask() -> Patches:

@@ -103,7 +103,7 @@ class Wrapper:
         Args:
             more: The names of i64 parameters that follow those of the routine.
         """
-        kinds = {"i32": dtypes.int32, "i64": dtypes.int64, "any": dtype, "f": dtype}
+        kinds = {"i32": dtypes.int32, "i64": dtypes.int64}
         arrays = [array.name for array in routine.arrays]
         numbers = [*routine.scalars, *routine.flags]
         parameters = ", ".join(
@@ -122,7 +122,7 @@ class Wrapper:
         self.buffers: dict[str, Buffer] = {}
         for array in routine.arrays:
             shape = tuple(self._extent(text) for text in array.shape)
-            buffer = Buffer(array.name, kinds[array.dtype], shape, "arena")
+            buffer = Buffer(array.name, kinds.get(array.dtype, dtype), shape, "arena")
             self.buffers[array.name] = buffer
             self.memory.place(buffer, f"%{array.name}")
         self._scratch: list[str] = []

@@ -1,9 +1,9 @@
-"""Matrix products without BLAS.
+"""Matrix products without BLAS, of floats and of integers.
 
-An element of the result is a chain of fused multiply-adds over k, in order, in whatever
-tile it lies; its bits depend neither on the other sizes nor on the width of vectors.
-(The exception is a product with a vector whose sum runs along memory: there each lane
-has its own chain.)
+An element of the result is a chain of multiply-adds over k, in order and fused if it is
+a float, in whatever tile it lies; its bits depend neither on the other sizes nor on the
+width of vectors. (The exception is a product with a vector whose sum runs along memory:
+there each lane has its own chain.)
 
 A call computes a window of the result, from row `top` to `bottom` and from column
 `left` to `right`, so that several threads can share a product (see `products`).
@@ -70,18 +70,32 @@ class _Tiles:
     def of(target: CpuTarget, dtype: DType) -> "_Tiles":
         width = target.register_bits // dtype.bits
         lane = register_type(dtype)
+        # A product of integers takes a register before it is added.
+        wide = 3 if dtype.is_float else 2
         sum_ = "llvm.fma" if target.has_fma else "llvm.fmuladd"
         if target.register_bits == 64:  # no vectors: LLVM makes scalars of pairs
             return _Tiles(lane, 2, (2, 1), 2, 4, sum_, has_vectors=False)
         if target.register_bits == 256:  # 16 registers: 12 sums, 3 of `b`, 1 of `a`
-            return _Tiles(lane, width, (4, 1), 3, 6, sum_, target.has("avx"))
+            return _Tiles(lane, width, (4, 1), wide, 2 * wide, sum_, target.has("avx"))
         # 32 registers
         return _Tiles(lane, width, (8, 4, 1), 3, 8, sum_, target.has_masks)
 
     @property
     def size(self) -> int:
         """The bytes of an element."""
-        return {"float": 4, "double": 8}[self.lane]
+        return {"float": 4, "double": 8, "i32": 4, "i64": 8}[self.lane]
+
+    def add_product(
+        self, f: Function, register: str, width: int, x: str, y: str, total: str
+    ) -> None:
+        """Emit `register`, the sum of a total and a product."""
+        t = lanes(self.lane, width)
+        if self.lane in ("i32", "i64"):
+            f.do(f"{register} = add {t} {total}, {f.emit(f'mul {t} {x}, {y}')}")
+            return
+        added = f"{t} @{self.sum}{overload(self.lane, width)}"
+        f.module.declare(f"{added}({t}, {t}, {t})")
+        f.do(f"{register} = call {added}({t} {x}, {t} {y}, {t} {total})")
 
 
 def define(
@@ -365,7 +379,7 @@ class _Product:
                 self.f.do(f"store {lane} {register}, ptr {self.at(target, c)}")
 
             def zero(c: str) -> None:
-                self.f.do(f"store {lane} 0.0, ptr {self.at(target, c)}")
+                self.f.do(f"store {lane} zeroinitializer, ptr {self.at(target, c)}")
 
             self.each("0", columns, 1, element)
             self.each(columns, str(span), 1, zero)
@@ -602,8 +616,9 @@ def _tile(
     old = [*map(load, places)]
     f.branch("start")
     f.start("start")
-    zero = "zeroinitializer" if vectors else "0.0"
-    begun = [f.emit(f"phi {t} [ {zero}, %entry ], [ {x}, %more ]") for x in old]
+    begun = [
+        f.emit(f"phi {t} [ zeroinitializer, %entry ], [ {x}, %more ]") for x in old
+    ]
     f.branch("loop")
     f.start("loop")
     f.do("%r = phi i64 [ 0, %start ], [ %r.next, %loop ]")
@@ -644,16 +659,13 @@ def _add_products(
     """Emit `%sum<n>`: the sums of a tile, with the products of the elements of `a` at
     the addresses `rows` and the vectors of a row of the panel."""
     lane, width = tiles.lane, tiles.width if vectors else 1
-    t = lanes(lane, width)
-    added = f"{t} @{tiles.sum}{overload(lane, width)}"
-    f.module.declare(f"{added}({t}, {t}, {t})")
     for i, row in enumerate(rows):
         x = f.emit(f"load {lane}, ptr {row}")
         if vectors:
             x = broadcast(f, x, lane, width)
         for v, y in enumerate(panel):
             n = i * len(panel) + v
-            f.do(f"%sum{n} = call {added}({t} {x}, {t} {y}, {t} {sums[n]})")
+            tiles.add_product(f, f"%sum{n}", width, x, y, sums[n])
 
 
 class _Masked:
@@ -670,7 +682,7 @@ class _Masked:
         self._f, self._type = f, lanes(tiles.lane, width)
         self._mask = f"{lanes('i1', width)} {test}"
         self._align = f"ptr align {tiles.size}"
-        self._name = f"v{width}f{bits}.p0"
+        self._name = f"{overload(tiles.lane, width)[1:]}.p0"
         mask, t = lanes("i1", width), self._type
         f.module.declare(f"{t} @llvm.masked.load.{self._name}(ptr, {mask}, {t})")
         f.module.declare(f"void @llvm.masked.store.{self._name}({t}, ptr, {mask})")
@@ -750,12 +762,9 @@ def _dots(module: Module, tiles: _Tiles, height: int) -> str:
         ]
         align = f", align {tiles.size}"
         x = f.emit(f"load {t}, ptr {at('%x', f'%r{w}')}{align}")
-        short = overload(lane, w)
-        added = f"{t} @{tiles.sum}{short}"
-        f.module.declare(f"{added}({t}, {t}, {t})")
         for i, row in enumerate(rows):
             y = f.emit(f"load {t}, ptr {at(row, f'%r{w}')}{align}")
-            f.do(f"%sum{w}.{i} = call {added}({t} {x}, {t} {y}, {t} {sums[i]})")
+            tiles.add_product(f, f"%sum{w}.{i}", w, x, y, sums[i])
         f.do(f"%next{w} = add nuw nsw i64 %r{w}, {w}")
         test = f.emit(f"icmp slt i64 %next{w}, {stop}")
         f.branch_if(test, name, {"loop": "tree", "rest": "end"}[name])
@@ -794,5 +803,6 @@ def _sum_of_lanes(f: Function, x: str, lane: str, width: int) -> str:
             for first in (0, width)
         ]
         half = f"<{width} x {lane}>"
-        x = f.emit(f"fadd {half} {halves[0]}, {halves[1]}")
+        add = "add" if lane in ("i32", "i64") else "fadd"
+        x = f.emit(f"{add} {half} {halves[0]}, {halves[1]}")
     return f.emit(f"extractelement <1 x {lane}> {x}, i64 0")

@@ -55,10 +55,11 @@ from hopflow.compiler.kernel_program.rewriting import (
 )
 from hopflow.dtypes import int64
 from hopflow.graph.core import Node
-from hopflow.graph.types import Size, TensorType
+from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import Expr, condition_of, index_of
 from hopflow.loop_ir.kernels import Callback, Library
 from hopflow.loop_ir.walk import nodes
+from hopflow.symbolic.size import Size
 
 CHEAP: Final = 6
 """An element of at most this cost is computed again for each reader."""
