@@ -844,6 +844,18 @@ def test_what_is_dear_is_stored_whatever_its_size() -> None:
 SQUARE = np.arange(64.0).reshape(8, 8)
 
 
+def before_steps(value: Any, read: Any, x: Any, y: Any) -> str:
+    """The kernels before a loop whose steps read a value."""
+
+    def f(x: Any, y: Any) -> Any:
+        v = value(x)
+        return hf.fori_loop(0, 8, lambda i, y: y * 0.5 + read(v, i), y)
+
+    agree(f, x, y)
+    found = after(flags, hoist, checks, counters, inline, of=f, args=(x, y))
+    return found.partition(" loop ")[0]
+
+
 @pytest.mark.parametrize(
     ("value", "read", "stored"),
     [
@@ -858,14 +870,8 @@ SQUARE = np.arange(64.0).reshape(8, 8)
 def test_what_each_step_would_read_several_arrays_for_is_stored(
     value: Any, read: Any, stored: bool
 ) -> None:
-    def f(x: Any, y: Any) -> Any:
-        v = value(x)
-        return hf.fori_loop(0, 8, lambda i, y: y * 0.5 + read(v, i), y)
-
-    found = after(flags, hoist, checks, counters, inline, of=f, args=(SQUARE, SQUARE))
-    before_the_loop = found.partition(" loop ")[0]
-    assert ("f64[8, 8] = x" in before_the_loop) == stored, found
-    agree(f, SQUARE, SQUARE)
+    found = before_steps(value, read, SQUARE, SQUARE)
+    assert ("f64[8, 8] = x" in found) == stored, found
 
 
 def window(v: Any, i: Any) -> Any:
@@ -886,15 +892,8 @@ def window(v: Any, i: Any) -> Any:
 def test_what_tests_of_indices_choose_is_stored_before_it_is_read_in_steps(
     value: Any, read: Any, stored: bool
 ) -> None:
-    def f(x: Any, y: Any) -> Any:
-        v = value(x)
-        return hf.fori_loop(0, 8, lambda i, y: y * 0.5 + read(v, i), y)
-
-    x, y = SQUARE, SQUARE[0]
-    found = after(flags, hoist, checks, counters, inline, of=f, args=(x, y))
-    before_the_loop = found.partition(" loop ")[0]
-    assert bool(re.search(r"f64\[\d+, 8\] = ", before_the_loop)) == stored, found
-    agree(f, x, y)
+    found = before_steps(value, read, SQUARE, SQUARE[0])
+    assert bool(re.search(r"f64\[\d+, 8\] = ", found)) == stored, found
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow import pytree
 from hopflow.compiler.cpu import pool, runtime
+from hopflow.compiler.schedule.blocked_sums import BLOCK
 from hopflow.errors import IndexingError
 
 pytestmark = pytest.mark.slow
@@ -246,12 +249,50 @@ def test_loops_that_count_have_any_size_that_only_the_run_knows() -> None:
         run(x, k)
 
 
-@pytest.mark.parametrize("f", [hf.sin, lambda x: hf.sum(hf.exp(x))])
-def test_short_loops_and_sums_have_one_thread(f: Any) -> None:
-    """The tree of a sum of floats does not depend on the threads that there are."""
-    jitted = hf.jit(f)
-    jitted(np.zeros(10_000 if f is hf.sin else 2_000_000, np.float32))
+def test_short_loops_have_one_thread() -> None:
+    jitted = hf.jit(hf.sin)
+    jitted(np.zeros(10_000, np.float32))
     assert "threads" not in jitted.loop_ir
+
+
+REDUCTIONS: Final[dict[str, Callable[[Any], Any]]] = {
+    "sum": lambda x: hf.sum(x),
+    "sum of functions": lambda x: hf.sum(hf.exp(x)),
+    "products": lambda x: hf.vecdot(x, x),
+    "moments": lambda x: (hf.mean(x), hf.std(x)),
+    "extrema": lambda x: (hf.max(x), hf.min(x)),
+    "many": lambda x: (hf.sum(x), hf.max(x), hf.any(x > 2), hf.sum(x > 1), hf.sin(x)),
+    "rows": lambda x: hf.sum(x[: len(x) // 5 * 5].reshape((5, -1)) * 2.0),
+    "in steps": lambda x: hf.fori_loop(0, 3, lambda _, c: hf.sum(x * c) * 1e-3, 1.0),
+    "of each row": lambda x: hf.sum(x[: len(x) // 3 * 3].reshape((3, -1)), axis=1),
+    "of examples": lambda x: hf.vmap(lambda k: hf.sum(x * k))(hf.arange(3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("f", REDUCTIONS.values(), ids=REDUCTIONS)
+def test_reductions_have_the_same_bits_on_several_threads(f: Any, dtype: Any) -> None:
+    """And whether their sizes are known or not."""
+    static, dynamic = hf.jit(f), hf.jit(f, dynamic=True)
+    for n in (BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1_000_003):
+        x = np.random.default_rng(n).normal(size=n).astype(dtype)
+        found = set()
+        for run, count in product((static, dynamic), COUNTS):
+            hf.config.num_threads = count
+            leaves, _ = pytree.flatten(run(x))
+            found.add(b"".join(np.asarray(leaf).tobytes() for leaf in leaves))
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sums_of_many_floats_lose_few_digits(dynamic: bool) -> None:
+    x = np.random.default_rng(0).uniform(size=20_000_000).astype(np.float32)
+    wide = x.astype(np.float64)
+    f = hf.jit(lambda x: (hf.sum(x), hf.mean(x**4), hf.vecdot(x, x)), dynamic=dynamic)
+    wants = (wide.sum(), (wide**4).mean(), wide @ wide)
+    for got, want in zip(f(x), wants, strict=True):
+        assert float(got) == pytest.approx(float(want), rel=2e-6)
+    assert dynamic or "threads" in f.loop_ir
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 7])

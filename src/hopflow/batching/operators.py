@@ -199,9 +199,12 @@ def _settled(
                 args[pair.arg] or results[pair.result]
             )
         before = list(results)
-        bodies = [_body(r, size, args, results, share) for r in signature.regions]
-        for region, body in zip(signature.regions, bodies, strict=True):
-            for port, is_batched in zip(region.outputs, body.outputs, strict=True):
+        bodies: list[BatchedGraph] = []
+        for region in signature.regions:
+            bodies.append(_body(region, size, args, results, share))
+            for port, is_batched in zip(
+                region.outputs, bodies[-1].outputs, strict=True
+            ):
                 if port.at is not None:
                     results[port.at] |= is_batched
                 elif is_batched:

@@ -38,6 +38,7 @@ from hopflow.compiler.memory import allocations
 from hopflow.compiler.memory.live_ranges import LiveRanges
 from hopflow.compiler.passes import PASSES
 from hopflow.compiler.schedule import (
+    blocked_sums,
     blocks,
     carries,
     coalesce,
@@ -751,6 +752,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         options={"aliasing": True, "weights": {"fori": 6, "scan": 6}},
     ),
     "lost block of a thread": Mutant(_lost_block, ["jit, 2 threads"], kind="large"),
+    "lost block of a sum": Mutant(
+        lambda: [(blocked_sums, "over_blocks", _without_last)],
+        ["loop ir, all threads"],
+        options={"weights": {"sum": 4}},
+    ),
     "lost part of a scatter": Mutant(
         lambda: [(privatize, "over_blocks", _without_last)],
         ["loop ir, all threads"],

@@ -36,6 +36,7 @@ from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.compiler.memory.required import check_in_place
 from hopflow.compiler.memory.short_circuit import short_circuit
 from hopflow.compiler.memory.verifier import verify_memory
+from hopflow.compiler.schedule.blocked_sums import blocked_sums
 from hopflow.compiler.schedule.coalesce import coalesce
 from hopflow.compiler.schedule.compared_passes import ComparedPasses
 from hopflow.compiler.schedule.contract import contract
@@ -81,6 +82,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     merge,
     coalesce,
     move_steps_inside,
+    blocked_sums,
     bind_threads,
     contract,
     unswitch,

@@ -13,7 +13,8 @@ runtime. A long loop of vectors becomes blocks:
             out0[i0_block * 4096 + i0_row] = sin(x[i0_block * 4096 + i0_row])
 
 A loop that accumulates what any order gives the same bits of (flags, integers), like
-`failed |= not test`, keeps one result for each block, and combines them afterwards:
+`failed |= not test`, keeps one result for each block, and combines them afterwards, as
+does a loop over blocks of a sum of floats (see `blocked_sums`):
 
     for i0_block in 0..256 threads independent:
         var failed_part: bool = False
@@ -31,8 +32,9 @@ from math import prod
 from typing import Final
 
 from hopflow.compiler.private import private_to
+from hopflow.compiler.schedule.blocked_sums import BLOCK as OF_A_SUM
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
-from hopflow.compiler.schedule.exact import is_exact, neutral
+from hopflow.compiler.schedule.exact import combined, is_exact, neutral
 from hopflow.compiler.schedule.privatize import is_of_call, privatized
 from hopflow.compiler.schedule.summary import Summary
 from hopflow.compiler.target import Target
@@ -43,7 +45,6 @@ from hopflow.loop_ir.program import (
     THREADS,
     Accumulate,
     Allocate,
-    Assign,
     Barrier,
     Call,
     Declare,
@@ -73,6 +74,8 @@ LEAST_BLOCK: Final = 1 << 9
 """Elements of a block, at least."""
 LONG_BLOCK: Final = 1 << 18
 """Instructions of the elements of a larger block, at most."""
+LONG_ROW: Final = 1 << 11
+"""Elements of a row of floats with a result of its own, at least."""
 ROWS: Final = 1 << 4
 """Rows of a block, if it has a result of its own."""
 _SHARED = (Allocate, Barrier, HostCall, Invoke)
@@ -124,15 +127,14 @@ def _threaded(loop: For, program: Program) -> list[Stmt]:
     has a result.
     """
     changed = sorted(Summary.of(loop).changed, key=lambda var: var.name)
-    is_vector = loop.binding.kind == "vector"
-    if not (is_vector or changed):
-        loop.binding = THREADS
-        return [loop]
-    size = _elements(loop) if is_vector else ROWS
-    number, inner = block_of(loop, size)
-    threaded = over_blocks(number, loop, size, [inner], THREADS)
-    combined = [_in_parts(var, threaded, program) for var in changed]
-    return [threaded, *combined]
+    is_vector, threaded = loop.binding.kind == "vector", loop
+    if is_vector or (changed and not _is_of_blocks(loop)):
+        size = _elements(loop) if is_vector else ROWS
+        number, inner = block_of(loop, size)
+        threaded = over_blocks(number, loop, size, [inner], THREADS)
+    loop.binding = THREADS
+    parts = [_in_parts(var, threaded, program) for var in changed]
+    return [threaded, *parts]
 
 
 def _elements(loop: For) -> int:
@@ -171,24 +173,34 @@ def _suits(
     if any(map(_is_foreign, inside)):
         return False
     if summary.changed and not (
-        is_of_call(loop.extent, program) and _are_exact(summary, inside)
+        is_of_call(loop.extent, program) and _combines_in_blocks(loop, summary, inside)
     ):
         return False
     return writes_rows(loop, private_to(summary, named()))
 
 
-def _are_exact(summary: Summary, inside: Sequence[Stmt]) -> bool:
-    """Return whether the order in which a loop combines numbers changes no bit."""
-    combines: dict[Var, set[str]] = {var: set() for var in summary.changed}
-    for statement in inside:
-        if isinstance(statement, Accumulate) and statement.var in combines:
-            combines[statement.var].add(statement.combine)
-        elif isinstance(statement, Assign) and statement.var in combines:
-            return False
-    return summary.changed.isdisjoint(summary.read) and all(
-        len(names) == 1 and is_exact(next(iter(names)), var.dtype)
-        for var, names in combines.items()
+def _combines_in_blocks(loop: For, summary: Summary, inside: Sequence[Stmt]) -> bool:
+    """Return whether blocks of iterations may combine numbers on their own: any order
+    gives the same bits, or each iteration is a block of its own already."""
+    combines = combined(summary, inside)
+    return combines is not None and all(
+        is_exact(name, var.dtype) or _is_of_blocks(loop)
+        for var, name in combines.items()
     )
+
+
+def _is_of_blocks(loop: For) -> bool:
+    """Return whether each iteration combines a block of floats, or a long row: then a
+    result of its own costs little, and changes no bit."""
+    inside = [_most(s.extent) for s in loop.body if isinstance(s, For)]
+    return loop.binding.kind != "vector" and any(n and n >= LONG_ROW for n in inside)
+
+
+def _most(extent: Expr) -> int | None:
+    """Return the number of iterations, or of those of a full block; None: neither is
+    known."""
+    bounds = extent.args if extent.op == "min" else (extent,)
+    return next((n.attr for n in bounds if n.is_const), None)
 
 
 def _work(loop: For, unknown: int = ELEMENTS) -> int:
@@ -198,12 +210,12 @@ def _work(loop: For, unknown: int = ELEMENTS) -> int:
         unknown: The steps of a loop of unknown length. Those within it then count as
             one step each.
     """
-    steps: int = unknown
-    if loop.extent.is_const:
-        steps = loop.extent.attr
-    else:
-        unknown = 1
-    inside = [s for s in loop.body if isinstance(s, For)]
+    most, inside = _most(loop.extent), [s for s in loop.body if isinstance(s, For)]
+    if most is None and any(_most(s.extent) == OF_A_SUM for s in inside):
+        # So many elements have all blocks of a sum together.
+        return unknown * sum(Summary.of(s).size for s in inside)
+    steps = unknown if most is None else most
+    unknown = 1 if most is None else unknown
     if inside:
         return steps * sum(_work(s, unknown) for s in inside)
     calls = sum(_work_of_call(s) for s in loop.body if isinstance(s, Call))
