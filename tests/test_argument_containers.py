@@ -219,3 +219,103 @@ def test_a_container_that_is_changed_is_passed_once(
     assert (
         hf.jit(lambda p, q: hf.sum(pytree.flatten((p, q))[0][0]))(shared, shared) == 2
     )
+
+
+# --- calls that are looked up by the kinds of their leaves ----------------------------
+
+
+def _named(c: Any) -> Any:
+    return {"b": c["b"] - c["a"][0], "a": (c["a"][1] * c["n"], c["a"][0])}
+
+
+@pytest.mark.parametrize("array", [hf.asarray, np.asarray], ids=["tensor", "NumPy"])
+@pytest.mark.parametrize("order", ["abn", "ban", "nba"])
+def test_repeated_calls_take_the_items_of_a_dict_by_name(
+    array: Any, order: str
+) -> None:
+    jitted = hf.jit(_named)
+    for k in range(4):
+        parts = {
+            "a": [array(np.full(2, k + 1.0)), array(np.full(2, k + 2.0))],
+            "b": array(np.full(2, 10.0 * k)),
+            "n": k,
+        }
+        got = jitted({name: parts[name] for name in order})
+        np.testing.assert_array_equal(np.asarray(got["b"]), np.full(2, 9.0 * k - 1))
+        np.testing.assert_array_equal(
+            np.asarray(got["a"][0]), np.full(2, k * (k + 2.0))
+        )
+        np.testing.assert_array_equal(np.asarray(got["a"][1]), np.full(2, k + 1.0))
+
+
+def test_repeated_calls_tell_containers_apart() -> None:
+    jitted = hf.jit(lambda *trees: [hf.asarray(x) + 1.0 for x in leaves_of(trees)])
+    x, y, z = (hf.asarray(np.full(3, v)) for v in (1.0, 2.0, 3.0))
+    calls: list[Any] = [
+        (x, y, z),
+        ((x, y), z),
+        ((x,), (y, z)),
+        ([x, y], z),
+        ({"p": x, "q": y}, z),
+        ({"q": x, "p": y}, z),
+        ({"q": x, "p": (y, z)},),
+        ({"q": (x,), "p": [y, {"z": z}]},),
+        ([], x, (), y, {}, z),
+        (None, x, y, z),
+    ]
+    for _ in range(3):
+        for args in calls:
+            got = [float(v[0]) - 1.0 for v in jitted(*args)]
+            assert got == [float(v[0]) for v in leaves_of(args)]
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """The leaves in the order in which the containers hold them."""
+    if isinstance(tree, dict):
+        return [leaf for part in tree.values() for leaf in leaves_of(part)]
+    if isinstance(tree, tuple | list):
+        return [leaf for part in tree for leaf in leaves_of(part)]
+    return [] if tree is None else [tree]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0),
+        np.arange(12.0)[::2],
+        np.arange(6.0)[::-1],
+        np.arange(6.0).astype(">f8"),
+        np.frombuffer(np.arange(6.0).tobytes()),  # read-only
+        np.frombuffer(b" " + np.arange(6.0).tobytes(), offset=1),  # not aligned
+        np.arange(6).astype(np.int8),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.arange(6.0)[3],
+        np.zeros((0, 3)),
+    ],
+    ids=str,
+)
+def test_arrays_of_all_layouts_are_arguments_of_repeated_calls(array: Any) -> None:
+    jitted = hf.jit(lambda x, y: x * 2 + y)
+    for k in range(3):
+        got = jitted(array, hf.asarray(float(k), dtype="float64"))
+        np.testing.assert_array_equal(np.asarray(got), array * 2 + float(k))
+
+
+def test_an_argument_that_changes_its_kind_is_another_call() -> None:
+    jitted = hf.jit(lambda c: c["x"] * 2)
+    for value in (hf.ones(2), np.ones(2), 3, 2.5, True, hf.ones(3), np.float32(2), 4):
+        for _ in range(2):
+            want = np.asarray(value) * 2
+            np.testing.assert_array_equal(np.asarray(jitted({"x": value})), want)
+
+
+def test_a_written_array_of_a_dict_is_written_in_repeated_calls() -> None:
+    def fill(c: Any) -> Any:
+        c["x"][0] = 7.0
+        return hf.sum(c["x"])
+
+    jitted = hf.jit(fill)
+    for _ in range(3):
+        x = np.zeros(3)
+        assert float(jitted({"x": x})) == 7.0
+        np.testing.assert_array_equal(x, [7.0, 0.0, 0.0])

@@ -164,6 +164,7 @@ class FastPath(NamedTuple):
     captured  the tensors from outside, if they are the same in each call
     find      checks the reads from outside and returns those tensors; None: no reads
     is_unconditional  whether no number among the arguments needs a check
+    order     for each leaf its position among the `plain_leaves`; None: it is its own
     """
 
     variant: Variant[Compiled]
@@ -173,6 +174,7 @@ class FastPath(NamedTuple):
     captured: list[EagerTensor]
     find: Callable[[Sequence[Any]], list[Any] | None] | None
     is_unconditional: bool
+    order: Sequence[int] | None = None
 
     @staticmethod
     def of(variant: Variant[Compiled], call: Arguments) -> "FastPath":
@@ -187,6 +189,10 @@ class FastPath(NamedTuple):
             None if variant.outside is None else variant.outside.find,
             is_unconditional=not kinds and not variant.asks_values,
         )
+
+    def in_order(self, leaves: list[Any]) -> list[Any]:
+        """Return the leaves of a call from its plain ones."""
+        return leaves if self.order is None else [leaves[k] for k in self.order]
 
     def find_captured(self, leaves: Sequence[Any]) -> list[EagerTensor] | None:
         """Return the tensors from outside for a call; None: its numbers or the values

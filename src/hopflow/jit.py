@@ -63,7 +63,14 @@ from hopflow.trace.recompiles import (
     alias_reasons,
     nearest_reasons,
 )
-from hopflow.trace.signature import Arguments, FlatArguments, is_data, kinds_of
+from hopflow.trace.signature import (
+    Arguments,
+    FlatArguments,
+    is_data,
+    kinds_of,
+    order_of_plain,
+    plain_leaves,
+)
 from hopflow.trace.source import name_of, user_env
 from hopflow.trace.state import name_captures
 from hopflow.trace.tensor_types import opened
@@ -164,6 +171,14 @@ class Jitted(Transformed):
                             return path.variant.compiled(list(args), args, captured)
                     elif (captured := path.find_captured(args)) is not None:
                         return self._run_fast(path, args, captured)
+                elif (plain := plain_leaves(args)) is not None:
+                    leaves, key = plain
+                    path = self._fast_paths.get(key)
+                    if path is not None:
+                        leaves = path.in_order(leaves)
+                        captured = path.find_captured(leaves)
+                        if captured is not None:
+                            return self._run_fast(path, leaves, captured)
             flat = FlatArguments.of(args, kwargs)
             path = self._fast_paths.get(flat.kinds)
             captured = None if path is None else path.find_captured(flat.leaves)
@@ -196,7 +211,12 @@ class Jitted(Transformed):
             ):
                 if len(self._fast_paths) >= _MOST_FAST_PATHS:
                     self._fast_paths.clear()
-                self._fast_paths[flat.kinds] = FastPath.of(variant, call)
+                path = FastPath.of(variant, call)
+                self._fast_paths[flat.kinds] = path
+                plain = None if kwargs else plain_leaves(args)
+                if plain is not None and plain[1] != flat.kinds:
+                    order = order_of_plain(args, flat.spec)
+                    self._fast_paths[plain[1]] = path._replace(order=order)
             return compiled(call.tensors, flat.leaves, captured)
         except Exception as error:
             process_error(error, self, args, kwargs)

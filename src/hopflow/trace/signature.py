@@ -31,6 +31,64 @@ def kinds_of(leaves: Iterable[Any]) -> tuple[Any, ...]:
     return tuple([id(x.type) if type(x) is EagerTensor else type(x) for x in leaves])
 
 
+def plain_leaves(args: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]] | None:
+    """Return the leaves of arguments that are tensors, NumPy arrays and numbers, or
+    plain containers of these, in the order in which the containers hold them, and a
+    key like `kinds_of`; None if there is anything else.
+
+    It takes half of the time of `FlatArguments.of`.
+    """
+    leaves: list[Any] = []
+    key: list[Any] = []
+    return (leaves, tuple(key)) if _add_plain(args, leaves, key) else None
+
+
+def _add_plain(parts: Iterable[Any], leaves: list[Any], key: list[Any]) -> bool:
+    for part in parts:
+        kind = type(part)
+        if kind is EagerTensor:
+            leaves.append(part)
+            key.append(id(part.type))
+        elif kind is np.ndarray:
+            tensor = slots.from_array(part)
+            leaves.append(tensor)
+            key.append(id(tensor.type))
+        elif kind is dict:
+            key.append((kind, *part))
+            if not _add_plain(part.values(), leaves, key):
+                return False
+        elif kind is tuple or kind is list:
+            key.append((kind, len(part)))
+            if not _add_plain(part, leaves, key):
+                return False
+        elif kind in _NUMBERS:
+            leaves.append(part)
+            key.append(kind)
+        else:
+            return False
+    return True
+
+
+def order_of_plain(args: tuple[Any, ...], spec: Spec) -> list[int]:
+    """Return for each leaf of `(args, {})`, of this structure, its position among
+    `plain_leaves(args)`: a structure has the items of a dict in the order of keys."""
+    numbers = range(spec.num_leaves)
+    positions: list[int] = []
+    _add_positions(args, pytree.unflatten(spec, numbers)[0], positions)
+    return sorted(numbers, key=positions.__getitem__)
+
+
+def _add_positions(tree: Any, numbered: Any, positions: list[int]) -> None:
+    if type(tree) is dict:
+        for name, part in tree.items():
+            _add_positions(part, numbered[name], positions)
+    elif type(tree) in (tuple, list):
+        for part, number in zip(tree, numbered, strict=True):
+            _add_positions(part, number, positions)
+    else:
+        positions.append(numbered)
+
+
 def weak_tensor(number: float) -> EagerTensor:
     """Return the operand for a Python float: a weak f64[]."""
     return EagerTensor(np.asarray(number), weak=True)
@@ -231,5 +289,6 @@ def _key_orders(tree: Any) -> list[tuple[Any, ...]]:
     return orders
 
 
+_NUMBERS: Final = frozenset((bool, int, float))
 _ARRAYS: Final = (np.ndarray, np.generic)
 _SIMPLE: Final = frozenset((EagerTensor, bool, int, float, str, np.ndarray, type(None)))
