@@ -263,6 +263,9 @@ REDUCTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "extrema": lambda x: (hf.max(x), hf.min(x)),
     "many": lambda x: (hf.sum(x), hf.max(x), hf.any(x > 2), hf.sum(x > 1), hf.sin(x)),
     "rows": lambda x: hf.sum(x[: len(x) // 5 * 5].reshape((5, -1)) * 2.0),
+    "pieces of rows": lambda x: hf.sum(
+        hf.pad(x[: len(x) // 5 * 5].reshape((5, -1)), ((0, 0), (3000, 4000))) * 0.3
+    ),
     "in steps": lambda x: hf.fori_loop(0, 3, lambda _, c: hf.sum(x * c) * 1e-3, 1.0),
     "of each row": lambda x: hf.sum(x[: len(x) // 3 * 3].reshape((3, -1)), axis=1),
     "of examples": lambda x: hf.vmap(lambda k: hf.sum(x * k))(hf.arange(3)),

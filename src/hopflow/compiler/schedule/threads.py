@@ -184,9 +184,25 @@ def _combines_in_blocks(loop: For, summary: Summary, inside: Sequence[Stmt]) -> 
     gives the same bits, or each iteration is a block of its own already."""
     combines = combined(summary, inside)
     return combines is not None and all(
-        is_exact(name, var.dtype) or _is_of_blocks(loop)
+        is_exact(name, var.dtype)
+        or (_is_of_blocks(loop) and _adds_once(loop, var, inside))
         for var, name in combines.items()
     )
+
+
+def _adds_once(loop: For, var: Var, inside: Sequence[Stmt]) -> bool:
+    """Return whether an iteration adds one number to a variable, or the sum of one loop
+    of vectors: then it makes no difference that it is added to zero before."""
+    direct = [
+        s
+        for x in loop.body
+        for s in (x.body if isinstance(x, For) and x.binding.kind == "vector" else [x])
+    ]
+    counts = [
+        sum(isinstance(s, Accumulate) and s.var is var for s in each)
+        for each in (direct, inside)
+    ]
+    return counts == [1, 1]
 
 
 def _is_of_blocks(loop: For) -> bool:
