@@ -171,14 +171,8 @@ class Jitted(Transformed):
                             return path.variant.compiled(list(args), args, captured)
                     elif (captured := path.find_captured(args)) is not None:
                         return self._run_fast(path, args, captured)
-                elif (plain := plain_leaves(args)) is not None:
-                    leaves, key = plain
-                    path = self._fast_paths.get(key)
-                    if path is not None:
-                        leaves = path.in_order(leaves)
-                        captured = path.find_captured(leaves)
-                        if captured is not None:
-                            return self._run_fast(path, leaves, captured)
+                elif (found := self._find_plain(args)) is not None:
+                    return self._run_fast(*found)
             flat = FlatArguments.of(args, kwargs)
             path = self._fast_paths.get(flat.kinds)
             captured = None if path is None else path.find_captured(flat.leaves)
@@ -209,18 +203,36 @@ class Jitted(Transformed):
                 and not compiled.written
                 and not variant.dims
             ):
-                if len(self._fast_paths) >= _MOST_FAST_PATHS:
-                    self._fast_paths.clear()
-                path = FastPath.of(variant, call)
-                self._fast_paths[flat.kinds] = path
-                plain = None if kwargs else plain_leaves(args)
-                if plain is not None and plain[1] != flat.kinds:
-                    order = order_of_plain(args, flat.spec)
-                    self._fast_paths[plain[1]] = path._replace(order=order)
+                self._keep_fast_path(variant, call)
             return compiled(call.tensors, flat.leaves, captured)
         except Exception as error:
             process_error(error, self, args, kwargs)
             raise
+
+    def _find_plain(
+        self, args: tuple[Any, ...]
+    ) -> tuple[FastPath, list[Any], list[EagerTensor]] | None:
+        """Return the fast path for a call with arrays or plain containers, its leaves
+        and the tensors from outside; None: there is none."""
+        plain = plain_leaves(args) if self._fast_paths else None
+        path = None if plain is None else self._fast_paths.get(plain[1])
+        if plain is None or path is None:
+            return None
+        leaves = path.in_order(plain[0])
+        captured = path.find_captured(leaves)
+        return None if captured is None else (path, leaves, captured)
+
+    def _keep_fast_path(self, variant: Variant[Compiled], call: Arguments) -> None:
+        """Keep the variant of a call for others of its kind."""
+        if len(self._fast_paths) >= _MOST_FAST_PATHS:
+            self._fast_paths.clear()
+        flat, path = call.flat, FastPath.of(variant, call)
+        self._fast_paths[flat.kinds] = path
+        args, kwargs = flat.passed
+        plain = None if kwargs else plain_leaves(args)
+        if plain is not None and plain[1] != flat.kinds:
+            order = order_of_plain(args, flat.spec)
+            self._fast_paths[plain[1]] = path._replace(order=order)
 
     def _run_fast(
         self, path: FastPath, leaves: Sequence[Any], captured: list[EagerTensor]

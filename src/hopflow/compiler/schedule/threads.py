@@ -132,7 +132,7 @@ def _threaded(loop: For, program: Program) -> list[Stmt]:
         size = _elements(loop) if is_vector else ROWS
         number, inner = block_of(loop, size)
         threaded = over_blocks(number, loop, size, [inner], THREADS)
-    loop.binding = THREADS
+    threaded.binding = THREADS
     parts = [_in_parts(var, threaded, program) for var in changed]
     return [threaded, *parts]
 
