@@ -12,6 +12,7 @@ import hopflow as hf
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.pipeline import Executable
 from hopflow.compiler.schedule.register_tiles import MOST
+from hopflow.config import config
 from hopflow.dtypes import int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Var
@@ -234,3 +235,25 @@ def test_products_under_transforms(transform: str) -> None:
         f = hf.jit(hf.matmul, dynamic=True)
         np.testing.assert_allclose(f(x, y), product, rtol=1e-12)
         np.testing.assert_allclose(f(x[:3, :5], y[:3]), product[:3, :5], rtol=1e-12)
+
+
+def test_two_loops_over_threads_share_no_memory_of_their_tiles(
+    verified: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a row keeps between two products, for whole tiles and for the rows left."""
+    move = np.linspace(0.0, 1.0, 36).reshape(6, 6)
+
+    def f(x: Any, steps: Any) -> Any:
+        def step(p: Any, t: Any) -> tuple[Any, Any]:
+            return (move @ p @ move.T) * t, hf.sum(p[:, 0], axis=1)
+
+        return hf.scan(step, x, steps)
+
+    x, steps = drawn((60, 6, 6), "float64"), np.full(5, 0.1)
+    jitted, results = hf.jit(f, dynamic=True), set()
+    for threads in (1, 5, 5, 5):
+        monkeypatch.setattr(config, "num_threads", threads)
+        results.add(b"".join(np.asarray(y).tobytes() for y in jitted(x, steps)))
+    assert jitted.loop_ir.count("threads") > 2
+    assert len(results) == 1

@@ -454,6 +454,8 @@ class _Verifier:
                 self.check(statement)
         self.loops.pop()
         self.summed, self.verified = summed, verified
+        if s.binding.kind == "threads":
+            self.writes_its_own(s)
 
     def binding(self, s: For) -> None:
         kind, width = s.binding.kind, s.binding.width
@@ -475,6 +477,20 @@ class _Verifier:
             )
         if kind == "vector":
             self.straight(s)
+
+    def writes_its_own(self, loop: For) -> None:
+        """Check that iterations on threads write elements that depend on their number,
+        or buffers that only this loop names, which each thread has for itself."""
+        inside = list(walk.statements(loop.body))
+        by_iteration = walk.dependent(inside, loop.var)
+        for s in inside:
+            for buffer, at in _written(s):
+                self.require(
+                    any(walk.names(i, by_iteration) for i in at)
+                    or (buffer.space == "arena" and self.is_private(loop, buffer)),
+                    f"all threads of the loop over `{loop.var.name}` write the same "
+                    f"elements of `{buffer.name}`",
+                )
 
     def straight(self, s: For) -> None:
         """Check that a vector loop is straight-line code without outer assignments."""
@@ -560,3 +576,18 @@ class _Verifier:
                 not loop.independent,
                 f"Python is called in the independent loop over `{loop.var.name}`",
             )
+
+
+def _written(s: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    """Yield the buffers that a statement itself writes, and at which indices."""
+    match s:
+        case Store(buffer, indices):
+            yield buffer, indices
+        case Copy(target):
+            yield target, ()
+        case Call(routine, args):
+            for array, arg in zip(ROUTINES[routine].arrays, args, strict=False):
+                if array.role != "in" and isinstance(arg, Ref):
+                    yield arg.buffer, arg.at
+        case HostCall() | Invoke():
+            yield from ((ref.buffer, ref.at) for ref in s.results)

@@ -1,7 +1,14 @@
 """Traversals of expressions and statements."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import Final, NamedTuple
 
 from hopflow.loop_ir import expr as e
@@ -64,6 +71,25 @@ def depends_on(value: Expr, var: Var) -> bool:
 def names(value: Expr, variables: Collection[Var]) -> bool:
     """Return whether an expression reads one of some variables."""
     return any(node.op == "var" and node.attr in variables for node in nodes(value))
+
+
+def dependent(body: Iterable[Stmt], var: Var) -> set[Var]:
+    """Return the variables whose values some statements compute of `var`, and itself.
+
+    What is assigned in one case only does not count as computed of the test.
+    """
+    readers = defaultdict[Var, list[Var]](list)
+    for s in body:
+        if isinstance(s, Let | Declare | Assign | Accumulate):
+            for node in nodes(s.value):
+                if node.op == "var":
+                    readers[node.attr].append(s.var)
+    found, pending = {var}, [var]
+    while pending:
+        new = set(readers[pending.pop()]) - found
+        found |= new
+        pending += new
+    return found
 
 
 def step_of(position: Expr, var: Var) -> int | None:

@@ -29,7 +29,12 @@ from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.memory.interpreter import run_planned
 from hopflow.compiler.memory.verifier import verify_memory
 from hopflow.compiler.pipeline import kernels_of, lower
-from hopflow.compiler.schedule import blocked_sums, privatize, threads
+from hopflow.compiler.schedule import (
+    blocked_sums,
+    privatize,
+    register_tiles,
+    threads,
+)
 from hopflow.compiler.schedule.schedule import memory_plans
 from hopflow.compiler.traps import trap_error
 from hopflow.config import config
@@ -506,12 +511,14 @@ def run_loop_ir(f: Run, *args: Any) -> Any:
 
 def run_in_parts(f: Run, *args: Any) -> Any:
     """Interpret it with all loops that may be on several threads, however short; those
-    that scatter have arrays of their own, and sums blocks of a few numbers."""
+    that scatter have arrays of their own, and sums blocks of a few numbers. Tiles have
+    two rows, so that rows are left."""
     few = 3
     with (
         _limits(threads, LARGE=0, LARGE_IN_STEP=0, LONG_ROW=1, OF_A_SUM=few),
         _limits(blocked_sums, BLOCK=few),
         _limits(privatize, ITERATIONS=0),
+        _limits(register_tiles, MOST=2),
     ):
         return run_loop_ir(f, *args)
 

@@ -417,16 +417,19 @@ def _first_copy() -> Patches:
     return [(where, "copied", copied) for where in (unroll, unroll_and_jam, groups)]
 
 
-def _one_memory() -> Patches:
-    right = register_tiles._copy
+def _one_memory(of: Callable[[str], str]) -> Patches:
+    right, grouped = groups._copy, groups.in_groups
+    copies_of: dict[tuple[Buffer, str], Buffer] = {}
 
-    def copy(buffer: Buffer, row: int) -> Buffer:
-        """Let all rows of a tile share what is private to each."""
-        del row
-        return copies_of.setdefault(buffer, right(buffer, 0))
+    def copy(buffer: Buffer, suffix: str) -> Buffer:
+        """Let some rows of the tiles of a loop share what is private to each."""
+        return copies_of.setdefault((buffer, of(suffix)), right(buffer, suffix))
 
-    copies_of: dict[Buffer, Buffer] = {}
-    return [(register_tiles, "_copy", copy)]
+    def in_groups(*args: Any) -> groups.Groups | None:
+        found = grouped(*args)
+        return found and found._replace(buffers=[*dict.fromkeys(found.buffers)])
+
+    return [(groups, "_copy", copy), (register_tiles, "in_groups", in_groups)]
 
 
 def _same_mask() -> Patches:
@@ -814,7 +817,16 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ["jit"],
         options=_TILES,
     ),
-    "memory of the first row": Mutant(_one_memory, ["jit"], options=_TILES),
+    "memory of the first row": Mutant(
+        lambda: _one_memory(lambda suffix: suffix.rpartition("_")[0]),
+        ["jit"],
+        options=_TILES,
+    ),
+    "memory of two loops over threads": Mutant(
+        lambda: _one_memory(lambda suffix: suffix.rpartition("_")[2]),
+        ["loop ir, all threads"],
+        options=_TILES,
+    ),
     "mask of the other side": Mutant(
         _same_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}
     ),

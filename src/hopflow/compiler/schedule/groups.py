@@ -8,13 +8,13 @@
                                                 for i0_rest in 0..1 independent:
                                                     ...
 
-Loops in the body run once for all iterations of a group, of which each has its own copy
-of what is private to an iteration.
+Loops in the body run once for all iterations of a group. What is private to an
+iteration has a copy for each of a group, and copies of their own in each nest: if the
+loops are bound to threads, only one of them names such a buffer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from hopflow import dtypes
 from hopflow.compiler.kernel_passes.reads import weight
@@ -24,7 +24,12 @@ from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import For, Stmt
 from hopflow.loop_ir.walk import bodies, expressions, nodes, statements
 
-Private: TypeAlias = Mapping[Buffer, Sequence[Buffer]]
+
+class Groups(NamedTuple):
+    """The nests in place of one, and the buffers in place of its private ones."""
+
+    nests: list[For]
+    buffers: list[Buffer]
 
 
 def edit_nests(body: list[Stmt], edited: Callable[[For], list[For] | None]) -> None:
@@ -56,36 +61,48 @@ def in_groups(
     nest: Sequence[For],
     depth: int,
     count: Callable[[Expr], int],
-    private: Private = MappingProxyType({}),
-) -> list[For] | None:
+    private: Collection[Buffer] = (),
+) -> Groups | None:
     """Return the nests in place of one: whole groups, and what remains.
 
     Args:
         depth: Which loop of the nest has its iterations grouped.
         count: Returns the iterations of a group, if so many are left; 0: none. Then
             those that are left run one by one.
-        private: Buffers that are private to an iteration, with one for each of a group.
+        private: Buffers that are private to an iteration.
     """
-    extent, name = nest[depth].extent, nest[depth].var.name
-    start, left, loops = e.index(0), extent, list[For]()
+    loop = nest[depth]
+    name, start, left = loop.var.name, e.index(0), loop.extent
+    groups = Groups([], [])
+
+    def add(var: Var, extent: Expr, places: Sequence[Expr], suffix: str) -> None:
+        own = [
+            {b: _copy(b, f"{suffix}_{k}") for b in private} for k in range(len(places))
+        ]
+        groups.nests.append(_nest_of(nest, depth, var, extent, places, suffix, own))
+        groups.buffers.extend(b for copies in own for b in copies.values())
+
     while not _is_zero(left) and (size := count(left)):
-        suffix = f"_{len(loops)}" if loops else ""
+        suffix = f"_{len(groups.nests)}" if groups.nests else ""
         rows = Var(f"{name}_rows{suffix}", dtypes.int64)
         first = e.mul(e.read(rows), e.index(size))
         places = [e.add(first, e.add(start, e.index(k))) for k in range(size)]
         whole = e.div(left, e.index(size))
-        loops.append(_nest_of(nest, depth, rows, whole, places, suffix, private))
+        add(rows, whole, places, suffix)
         start = e.add(start, e.mul(whole, e.index(size)))
-        left = e.sub(extent, start)
+        left = e.sub(loop.extent, start)
         if not left.is_const:
             break
-    if not loops:
+    if not groups.nests:
         return None
     if not _is_zero(left):
         rest = Var(f"{name}_rest", dtypes.int64)
-        place = e.add(start, e.read(rest))
-        loops.append(_nest_of(nest, depth, rest, left, [place], "_rest", private))
-    return loops
+        add(rest, left, [e.add(start, e.read(rest))], "_rest")
+    return groups
+
+
+def _copy(buffer: Buffer, suffix: str) -> Buffer:
+    return Buffer(f"{buffer.name}{suffix}", buffer.dtype, buffer.shape, buffer.space)
 
 
 def _is_zero(extent: Expr) -> bool:
@@ -99,21 +116,22 @@ def _nest_of(
     extent: Expr,
     places: Sequence[Expr],
     suffix: str,
-    private: Private,
+    own: Sequence[Mapping[Buffer, Buffer]],
 ) -> For:
     """Return a copy of a nest with another loop at a depth, whose iterations are those
     of the old one at `places`.
 
     Args:
         suffix: For the names of the other variables; if it is empty, they are the same.
+        own: For each place, what replaces the buffers that are private to an iteration.
     """
     heads = {s: s.var for s in nest}
     if suffix:
         heads = {s: Var(f"{s.var.name}{suffix}", dtypes.int64) for s in nest}
     values = {loop.var: e.read(head) for loop, head in heads.items()}
-    own = nest[depth].var
-    rows = [values | {own: substituted(place, values)} for place in places]
-    body = _together(nest[-1].body, rows, suffix, private)
+    grouped = nest[depth].var
+    rows = [values | {grouped: substituted(place, values)} for place in places]
+    body = _together(nest[-1].body, rows, suffix, own)
     for at, loop in reversed([*enumerate(nest)]):
         head, size = (var, extent) if at == depth else (heads[loop], loop.extent)
         body = [
@@ -128,7 +146,7 @@ def _together(
     body: Sequence[Stmt],
     rows: Sequence[dict[Var, Expr]],
     suffix: str,
-    private: Private,
+    own: Sequence[Mapping[Buffer, Buffer]],
 ) -> list[Stmt]:
     """Return the copies of a body for several values of its variables. Those of a loop
     become one loop."""
@@ -136,10 +154,10 @@ def _together(
     straight: list[Stmt] = []
 
     def add_straight() -> None:
-        for k, row in enumerate(rows):
+        for k, (row, buffers) in enumerate(zip(rows, own, strict=True)):
             for s in straight:
                 copy = copied(s, row, f"{suffix}_{k}")
-                rename_buffers(copy, {b: own[k] for b, own in private.items()})
+                rename_buffers(copy, buffers)
                 copies.append(copy)
         straight.clear()
 
@@ -152,7 +170,7 @@ def _together(
         for row in rows:
             row[statement.var] = e.read(step)
         extent = substituted(statement.extent, rows[0])
-        inner = _together(statement.body, rows, suffix, private)
+        inner = _together(statement.body, rows, suffix, own)
         copies.append(
             For(
                 step,

@@ -23,7 +23,6 @@ The sums of several rows are also independent of each other, so that their laten
 overlap.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from functools import cache, partial
 from math import prod
@@ -45,7 +44,14 @@ from hopflow.loop_ir.program import (
     Stmt,
     Store,
 )
-from hopflow.loop_ir.walk import loaded, names, nodes, perfect_nest, statements
+from hopflow.loop_ir.walk import (
+    dependent,
+    loaded,
+    names,
+    nodes,
+    perfect_nest,
+    statements,
+)
 
 MOST: Final = 8
 """Vectors of sums at once, at most: they stay in the registers, with what they read."""
@@ -78,14 +84,11 @@ def register_tiles(program: Program, target: Target) -> None:
         most = min(MOST // vectors, LARGEST // body_size(rows.body))
         if most < 2 or _bytes(private) * most > PRIVATE:
             return None
-        own = {
-            b: [_copy(b, k) for k in range(_count(most, rows.extent))] for b in private
-        }
-        tiled = in_groups(nest, len(nest) - 1, partial(_count, most), own)
-        if tiled is not None:
-            program.arena = [b for b in program.arena if b not in own]
-            program.arena += [b for copies in own.values() for b in copies]
-        return tiled
+        tiled = in_groups(nest, len(nest) - 1, partial(_count, most), private)
+        if tiled is None:
+            return None
+        program.arena = [b for b in program.arena if b not in private] + tiled.buffers
+        return tiled.nests
 
     edit_nests(program.body, tiles_of)
 
@@ -126,7 +129,7 @@ def _shares(row: For, rows: Var, private: Collection[Buffer]) -> bool:
     loops = [s for s in inside if isinstance(s, For)]
     if not row.independent or any(s.binding.kind != "serial" for s in loops):
         return False
-    by_rows, by_lane = _dependent(inside, rows), _dependent(inside, row.var)
+    by_rows, by_lane = dependent(inside, rows), dependent(inside, row.var)
     own = shared = 0
     for node in (n for s in inside for n in loaded(s)):
         if names(node, by_lane):
@@ -143,26 +146,6 @@ def _bytes(buffers: Iterable[Buffer]) -> int:
             return PRIVATE
         total += prod(n.attr for n in buffer.shape) * buffer.dtype.itemsize
     return total
-
-
-def _copy(buffer: Buffer, row: int) -> Buffer:
-    return Buffer(f"{buffer.name}_{row}", buffer.dtype, buffer.shape, buffer.space)
-
-
-def _dependent(body: Iterable[Stmt], var: Var) -> set[Var]:
-    """Return the variables whose values depend on `var`, and itself."""
-    readers = defaultdict[Var, list[Var]](list)
-    for s in body:
-        if isinstance(s, Let | Declare | Assign):
-            for node in nodes(s.value):
-                if node.op == "var":
-                    readers[node.attr].append(s.var)
-    dependent, pending = {var}, [var]
-    while pending:
-        new = set(readers[pending.pop()]) - dependent
-        dependent |= new
-        pending += new
-    return dependent
 
 
 def _vectors(row: For, target: Target) -> int:

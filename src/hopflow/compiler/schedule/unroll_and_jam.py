@@ -61,7 +61,8 @@ def _jammed(outermost: For) -> list[For] | None:
         return None
     if _has_whole_rows(nest, depth):
         return [_without_loop(nest, depth)]
-    return in_groups(nest, depth, partial(_count, nest))
+    groups = in_groups(nest, depth, partial(_count, nest))
+    return None if groups is None else groups.nests
 
 
 def _rows(nest: Sequence[For]) -> int | None:
