@@ -1,9 +1,10 @@
-"""What hopflow costs beside JAX, C and Dr.Jit: `make bench` or `python -m benchmarks`.
+"""What hopflow costs beside its peers: `make bench` or `python -m benchmarks`.
 
 workload.py    what a row is
 workloads/     the rows: each program written twice, as alike as the libraries allow;
                and many a third time, in C, in the file beside that of the row
 dr_jit.py      the rows of divergent loops in Dr.Jit, if it is installed
+in_numba.py    the rows in Numba, if it is installed: loops over NumPy arrays
 native.py      how the rows in C are compiled and called: with which flags
 measure.py     first calls and runs, in turns; the results must agree before
 report.py      the tables, the machine's description, the JSON
@@ -13,7 +14,8 @@ flat.py        a command of its own: what the elements cost that a step does not
 The columns of the first table, after those of JAX: how many times as long a run takes
 where sizes are symbols; a run in C, and how many times as long hopflow and JAX take;
 and, where JAX's program is by `vmap`, how many times as long it takes by `lax.map`.
-Divergent loops run in Dr.Jit, too (`pip install drjit`): a line below has the mean.
+Divergent loops run in Dr.Jit, too (`pip install drjit`), and many rows in Numba: lines
+below have the means, and Numba's first calls.
 The lines below it have the geometric means, and the rows that are worst for hopflow.
 The second table is of many calls: fifty sizes with what is compiled for them, warm
 calls.

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: hopflow, JAX and C, interleaved in one process."""
+"""`python -m benchmarks`: hopflow and its peers, interleaved in one process."""
 
 import argparse
 import sys
@@ -19,6 +19,7 @@ from benchmarks.report import (
     format_dr_jit,
     format_lax_map,
     format_means,
+    format_numba,
     format_row,
 )
 from benchmarks.workloads import all_calls, all_workloads
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(format_row(rows[-1]), flush=True)
     if rows:
         print(f"{format_means(rows)}\n\n{format_c(rows)}\n{format_lax_map(rows)}")
-        print(format_dr_jit(rows))
+        print(f"{format_dr_jit(rows)}\n{format_numba(rows)}")
     if calls:
         print(f"\n{CALLS_HEADER}")
     for call in calls:

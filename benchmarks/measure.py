@@ -1,4 +1,4 @@
-"""Measuring hopflow, JAX and C, turn by turn in one process."""
+"""Measuring hopflow, JAX, Numba and C, turn by turn in one process."""
 
 import gc
 import time
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import hopflow as hf
-from benchmarks import dr_jit, native
+from benchmarks import dr_jit, in_numba, native
 from benchmarks.workload import Calls, Workload
 from hopflow import pytree
 from hopflow.compiler.pipeline import clear_cache
@@ -24,6 +24,10 @@ BUDGET: Final = 1.0
 """Seconds for the runs of a row, where the rounds asked for take less."""
 MOST: Final = 101
 """Rounds at most."""
+
+
+COMPILED: Final = ("hopflow", "jax", "numba")
+"""The sides of which first calls are timed, by their fields of `Row`."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Row:
     symbolic   runs of hopflow's program for all sizes, where one is compiled
     lax_map    runs of JAX by `lax.map`, where `jax` is by `jax.vmap`
     dr_jit     runs of the function in Dr.Jit, where there is one, and Dr.Jit
+    numba      the function in Numba, where there is one, and Numba
     c          runs of the function in C, where there is one, and a compiler
     """
 
@@ -58,6 +63,7 @@ class Row:
     symbolic: Times | None = None
     lax_map: Times | None = None
     dr_jit: Times | None = None
+    numba: Times | None = None
     c: Times | None = None
 
     @property
@@ -83,19 +89,24 @@ def measure(workload: Workload, repeat: int) -> Row:
         Disagreement: the results differ by more than the workload allows.
     """
     pair, others = compared_sides(workload)
+    sides = dict(zip(("hopflow", "jax"), pair, strict=True)) | others
+    compiled = [name for name in sides if name in COMPILED]
     with no_collection():
-        firsts = _firsts(pair, repeat)
+        firsts = dict(
+            zip(compiled, _firsts([sides[n] for n in compiled], repeat), strict=True)
+        )
         gc.collect()
-        runs = _runs([*pair, *others.values()], repeat)
-    steps = [[t / workload.steps for t in run] for run in runs]
-    ours, theirs = (Times(*times) for times in zip(firsts, steps, strict=False))
-    rest = zip(others, steps[2:], strict=True)
-    return Row(workload.name, ours, theirs, **{name: Times([], t) for name, t in rest})
+        runs = _runs([*sides.values()], repeat)
+    times = {
+        name: Times(firsts.get(name, []), [t / workload.steps for t in run])
+        for name, run in zip(sides, runs, strict=True)
+    }
+    return Row(workload.name, **times)
 
 
 def compared_sides(workload: Workload) -> tuple[list["Side"], dict[str, "Side"]]:
-    """Compare the results of all sides. Return hopflow and JAX, and then the sides of
-    which runs alone are timed, by their fields of `Row`.
+    """Compare the results of all sides. Return hopflow and JAX, and then the others, by
+    their fields of `Row`.
 
     Raises:
         Disagreement: the results differ by more than the workload allows.
@@ -109,7 +120,7 @@ def compared_sides(workload: Workload) -> tuple[list["Side"], dict[str, "Side"]]
 
 
 def _others(workload: Workload, expected: list[Any]) -> dict[str, "Side"]:
-    """The sides of which runs alone are timed, by their fields of `Row`."""
+    """The sides that only some rows have, by their fields of `Row`."""
     sides: dict[str, Side] = {}
     if workload.mode == "jit":
         sides["symbolic"] = _Symbolic(workload)
@@ -117,6 +128,10 @@ def _others(workload: Workload, expected: list[Any]) -> dict[str, "Side"]:
         sides["lax_map"] = _Jax(replace(workload, jax=workload.lax_map))
     if workload.dr_jit is not None and dr_jit.missing() is None:
         sides["dr_jit"] = dr_jit.Function(workload.dr_jit, workload.args)
+    if workload.in_numba and in_numba.missing() is None:
+        sides["numba"] = in_numba.Function(
+            workload.name, workload.args, expected, workload.in_c or ()
+        )
     if workload.in_c is not None and native.missing() is None:
         sides["c"] = _C(workload, expected)
     return sides

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from math import exp, log
 from pathlib import Path
 from statistics import mean, median
@@ -15,7 +16,7 @@ from typing import Any
 from benchmarks.measure import Row, Times
 from hopflow.compiler.cpu.target import host
 
-LIBRARIES = ("jax", "jaxlib", "llvmlite", "numpy", "scipy")
+LIBRARIES = ("jax", "jaxlib", "llvmlite", "numba", "numpy", "scipy")
 
 HEADER = (
     f"{'':24}{'first call':^31}   {'run (of one step)':^31}   {'for all':>8}   "
@@ -96,6 +97,19 @@ def format_dr_jit(rows: Sequence[Row]) -> str:
     return _format_peer("Dr.Jit", "Dr.Jit", ratios)
 
 
+def format_numba(rows: Sequence[Row]) -> str:
+    """A line of the rows in Numba: how many times as long it takes, and first calls."""
+    ratios, firsts = {}, []
+    for row in rows:
+        if row.numba is not None:
+            ratios[row.name] = row.numba.run / row.hopflow.run
+            firsts.append(row.numba.first / row.hopflow.first)
+    line = _format_peer("Numba", "Numba", ratios)
+    return (
+        f"{line}; first calls {_geometric_mean(firsts):.2f} times" if firsts else line
+    )
+
+
 def _format_peer(program: str, library: str, ratios: dict[str, float]) -> str:
     """A line of how many times as long a library takes, by row."""
     if not ratios:
@@ -174,6 +188,7 @@ def _entry(row: Row) -> dict[str, Any]:
     for name, runs in (
         ("lax_map", row.lax_map),
         ("dr_jit", row.dr_jit),
+        ("numba", row.numba),
         ("c", row.c),
     ):
         if runs is not None:
@@ -202,7 +217,11 @@ def describe_machine() -> dict[str, str]:
         "load": load,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in LIBRARIES},
+        **{
+            name: importlib.metadata.version(name)
+            for name in LIBRARIES
+            if find_spec(name)
+        },
     }
 
 

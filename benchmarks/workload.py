@@ -27,6 +27,7 @@ class Workload:
     dr_jit     the name of its function in Dr.Jit (see `dr_jit`); None: there is none
     in_c       the integers that its function in C takes last (see `native`); None:
                there is no such function
+    in_numba   whether it has a function in Numba (see `in_numba`)
     """
 
     name: str
@@ -40,6 +41,7 @@ class Workload:
     lax_map: Callable[[], Callable[..., Any]] | None = None
     dr_jit: str | None = None
     in_c: Sequence[int] | None = None
+    in_numba: bool = False
 
     @property
     def calls(self) -> list[Arrays]:

@@ -17,7 +17,7 @@ jax = load("jax>=0.11")
 
 from benchmarks import __main__ as command  # noqa: E402
 from benchmarks import compare as comparing  # noqa: E402
-from benchmarks import dr_jit, native  # noqa: E402
+from benchmarks import dr_jit, in_numba, native  # noqa: E402
 from benchmarks import flat as flat_command  # noqa: E402
 from benchmarks import measure as measuring  # noqa: E402
 from benchmarks.measure import (  # noqa: E402
@@ -35,6 +35,7 @@ from benchmarks.report import (  # noqa: E402
     format_dr_jit,
     format_lax_map,
     format_means,
+    format_numba,
     format_row,
     format_time,
 )
@@ -64,7 +65,9 @@ def test_all_sides_of_a_row_give_the_same(workload: Workload) -> None:
     assert ("symbolic" in others) == (workload.mode == "jit")
 
 
-OF_EACH_KIND = {(w.mode, w.lax_map is None, w.in_c is None): w for w in TINY}
+OF_EACH_KIND = {
+    (w.mode, w.lax_map is None, w.in_c is None, w.in_numba): w for w in TINY
+}
 
 
 @pytest.mark.parametrize("workload", OF_EACH_KIND.values(), ids=lambda w: w.name)
@@ -80,6 +83,8 @@ def test_a_row_has_times_of_all_sides(workload: Workload) -> None:
     assert (row.lax_map is not None) == (workload.lax_map is not None)
     has_c = workload.in_c is not None and native.missing() is None
     assert (row.c is not None) == has_c
+    has_numba = workload.in_numba and in_numba.missing() is None
+    assert (row.numba is not None) == has_numba
     has_dr_jit = workload.dr_jit is not None and dr_jit.missing() is None
     assert (row.dr_jit is not None) == has_dr_jit
 
@@ -167,6 +172,13 @@ def test_each_function_in_c_is_that_of_a_row() -> None:
     for name in re.findall(r"^void FUNCTION\((\w+)\)\(", text, re.M):
         names |= {f"gang_{name}_f32", f"gang_{name}_f64"}
     assert names == {w.name.replace("-", "_") for w in TINY if w.in_c is not None}
+    assert len(names) >= 25
+
+
+def test_each_function_in_numba_is_that_of_a_row() -> None:
+    text = (native.SOURCES / "numba_loops.py").read_text()
+    names = {*re.findall(r"^(?:def )?row_(\w+)(?:\(| = )", text, re.M)}
+    assert names == {w.name.replace("-", "_") for w in TINY if w.in_numba}
     assert len(names) >= 25
 
 
@@ -270,6 +282,18 @@ def test_a_row_in_dr_jit_says_how_many_times_as_long_it_takes() -> None:
     assert format_dr_jit([]) == "no row beside Dr.Jit"
 
 
+def test_a_row_in_numba_says_how_many_times_as_long_it_takes() -> None:
+    row = dataclasses.replace(_row("a", 2.0, 8.0), numba=Times([6.0], [3.0]))
+    other = dataclasses.replace(_row("b", 2.0, 12.0), numba=Times([24.0], [12.0]))
+    assert format_numba([row, other]) == (
+        "beside Numba (2 rows): Numba takes 3.00 times as long in the geometric mean, "
+        "at least 1.50 times (a); first calls 6.00 times"
+    )
+    report = json.loads(as_json([row]))
+    assert report["rows"][0]["numba"]["first"] == 6.0
+    assert format_numba([]) == "no row beside Numba"
+
+
 def test_means_are_geometric() -> None:
     means = format_means([_row("a", 1.0, 8.0), _row("b", 1.0, 2.0)])
     assert means.split() == ["geometric", "mean", "4.00x", "4.00x"]
@@ -305,7 +329,7 @@ def test_the_command_prints_a_table_and_writes_json(
     said = capsys.readouterr().out
     assert said.startswith(f"JAX {jax.__version__}, Python ")
     lines = [line.split()[0] for line in said.splitlines() if line]
-    assert lines[-6:-3] == ["call", "while", "geometric"]
+    assert lines[-7:-4] == ["call", "while", "geometric"]
     rows = json.loads(file.read_text())["rows"]
     assert [row["name"] for row in rows] == ["call", "while"]
 
@@ -325,7 +349,7 @@ def test_a_row_that_disagrees_does_not_stop_the_others(
     lines = capsys.readouterr().out.splitlines()
     starts = [line.split()[0] for line in lines if line]
     assert starts.count("call:") == 2
-    assert starts[-6:-3] == ["call:", "while", "geometric"]
+    assert starts[-7:-4] == ["call:", "while", "geometric"]
 
 
 def test_the_command_refuses_a_row_that_there_is_not(

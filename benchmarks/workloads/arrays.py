@@ -26,6 +26,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (rng.normal(size=1000).astype("f"),),
             steps,
             in_c=[steps],
+            in_numba=True,
         ),
         Workload(
             "sin-roll",
@@ -49,6 +50,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (rng.normal(size=wide).astype("f"),),
             rtol=1e-3,
             in_c=[],
+            in_numba=True,
         ),
         Workload(
             "recurrence-scan",
@@ -57,6 +59,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (decay, drive),
             rtol=1e-3,
             in_c=[],
+            in_numba=True,
         ),
         Workload(
             "recurrence-associative",

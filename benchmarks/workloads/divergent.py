@@ -59,6 +59,7 @@ def _row(name: str, one: Callable[..., Any], args: Any, **options: Any) -> Workl
         lax_map=lambda: _lax_map(one(JAX)),
         dr_jit=kind,
         in_c=[],
+        in_numba=True,
         **options,
     )
 
@@ -99,6 +100,7 @@ def _search_row(name: str, wanted: Any, table: Any) -> Workload:
         lax_map=lambda: theirs(_lax_map),
         dr_jit="search",
         in_c=[],
+        in_numba=True,
     )
 
 

@@ -18,17 +18,41 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     scores = rng.normal(size=(size(10_000), 32)).astype("f")
     moves = rng.normal(size=(32, 32)).astype("f")
     return [
-        row("edit-distance-scan", _edit_distance, (a, b), steps=a.size, in_c=[]),
-        row("lcs-at", _common_subsequence, (a, b), steps=a.size, in_c=[]),
+        row(
+            "edit-distance-scan",
+            _edit_distance,
+            (a, b),
+            steps=a.size,
+            in_c=[],
+            in_numba=True,
+        ),
+        row(
+            "lcs-at", _common_subsequence, (a, b), steps=a.size, in_c=[], in_numba=True
+        ),
         row(
             "knapsack",
             _knapsack,
             (weights, values, capacity),
             steps=weights.size,
             in_c=[],
+            in_numba=True,
         ),
-        row("floyd-warshall", _shortest, (distances,), steps=len(distances), in_c=[]),
-        row("viterbi", _viterbi, (scores, moves), steps=len(scores), in_c=[]),
+        row(
+            "floyd-warshall",
+            _shortest,
+            (distances,),
+            steps=len(distances),
+            in_c=[],
+            in_numba=True,
+        ),
+        row(
+            "viterbi",
+            _viterbi,
+            (scores, moves),
+            steps=len(scores),
+            in_c=[],
+            in_numba=True,
+        ),
     ]
 
 

@@ -21,8 +21,16 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     start = np.zeros(20, "f")
     doubles = inputs.astype(float), labels.astype(float), start.astype(float)
     return [
-        row("kalman", _kalman, (seen,), steps=len(seen), in_c=[]),
-        row("biquad", _biquad, (sound,), steps=sound.size, rtol=1e-3, in_c=[]),
+        row("kalman", _kalman, (seen,), steps=len(seen), in_c=[], in_numba=True),
+        row(
+            "biquad",
+            _biquad,
+            (sound,),
+            steps=sound.size,
+            rtol=1e-3,
+            in_c=[],
+            in_numba=True,
+        ),
         row("particles", _particles, (track,), steps=track.size, rtol=0.2, in_c=[]),
         row(
             "conjugate-gradients",
@@ -30,6 +38,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (factor @ factor.T + np.eye(n), seen[:, 0][:1] + np.ones(n)),
             rtol=1e-4,
             in_c=[],
+            in_numba=True,
         ),
         row("adam", _adam, (inputs, labels, start), steps=200, rtol=1e-2, in_c=[200]),
         row("newton-logistic", _newton, doubles, steps=8, rtol=1e-3, in_c=[8]),

@@ -20,7 +20,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     first = (rng.normal(size=(256, 1024)) / 16).astype("f")
     second = (rng.normal(size=(1024, 256)) / 32).astype("f")
     return [
-        row("cholesky-loop", _cholesky, (positive,), steps=n, in_c=[]),
+        row("cholesky-loop", _cholesky, (positive,), steps=n, in_c=[], in_numba=True),
         row("power-iteration", _power, (positive,), steps=100, in_c=[100]),
         row(
             "tridiagonal",
@@ -28,6 +28,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (lower, upper, right),
             steps=right.size,
             in_c=[],
+            in_numba=True,
         ),
         row(
             "givens",
@@ -35,10 +36,27 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (factor[:32, :32] + np.eye(min(n, 32)),),
             rtol=1e-4,
             in_c=[],
+            in_numba=True,
         ),
-        row("sobel", _sobel, (image,), rtol=1e-4, in_c=[]),
-        row("box-blur", _blur, (image,), rtol=1e-2, differing=0.01, in_c=[]),
-        row("rotate-image", _rotate, (image,), rtol=1e-3, differing=0.001, in_c=[]),
+        row("sobel", _sobel, (image,), rtol=1e-4, in_c=[], in_numba=True),
+        row(
+            "box-blur",
+            _blur,
+            (image,),
+            rtol=1e-2,
+            differing=0.01,
+            in_c=[],
+            in_numba=True,
+        ),
+        row(
+            "rotate-image",
+            _rotate,
+            (image,),
+            rtol=1e-3,
+            differing=0.001,
+            in_c=[],
+            in_numba=True,
+        ),
         row("mlp", _layers, (inputs, first, second), rtol=1e-3),
         row("mlp-grad", _layers_grad, (inputs, first, second), rtol=1e-2),
         row("mlp-train", _train, (inputs, first, second), steps=20, rtol=1e-2),

@@ -29,6 +29,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             steps,
             1e-3,
             in_c=[],
+            in_numba=True,
         ),
         Workload(
             "fori-cond",
@@ -38,6 +39,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             steps,
             1e-3,
             in_c=[],
+            in_numba=True,
         ),
         Workload(
             "lorenz",
@@ -50,6 +52,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             # Chaotic: after some 2,000 steps a last bit has become everything.
             differing=max(0.0, 1 - 1000 / lorenz_steps),
             in_c=[lorenz_steps],
+            in_numba=True,
         ),
         Workload(
             "collatz",
@@ -58,6 +61,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             (numbers,),
             len(numbers),
             in_c=[],
+            in_numba=True,
         ),
         Workload(
             "mandelbrot",
@@ -66,6 +70,7 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             plane(size(512)),
             differing=1e-3,
             in_c=[],
+            in_numba=True,
         ),
     ]
 

@@ -19,11 +19,11 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
         row("sort", lambda lib: lib.np.sort, (numbers,), in_c=[]),
         row("argsort", lambda lib: lib.np.argsort, (floats,), in_c=[]),
         row("top-k", lambda lib: lambda x: lib.top_k(x, 10)[0], (batch,), in_c=[]),
-        row("median-filter", _median_filter, (floats,), in_c=[]),
-        row("histogram", _histogram, (numbers,), in_c=[]),
+        row("median-filter", _median_filter, (floats,), in_c=[], in_numba=True),
+        row("histogram", _histogram, (numbers,), in_c=[], in_numba=True),
         row("quantiles", _quantiles, (numbers,), in_c=[]),
-        row("nearest", _nearest, (queries, points), in_c=[]),
-        row("running-max", _drawdown, (numbers,), in_c=[]),
+        row("nearest", _nearest, (queries, points), in_c=[], in_numba=True),
+        row("running-max", _drawdown, (numbers,), in_c=[], in_numba=True),
     ]
 
 

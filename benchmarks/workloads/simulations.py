@@ -16,16 +16,30 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     masses = rng.uniform(0.5, 1.5, size(200))
     chains = rng.normal(size=size(10_000)).astype("f")
     return [
-        row("ode-adaptive", _adaptive, (np.array([2.0, 0.0]),), rtol=1e-4, in_c=[]),
+        row(
+            "ode-adaptive",
+            _adaptive,
+            (np.array([2.0, 0.0]),),
+            rtol=1e-4,
+            in_c=[],
+            in_numba=True,
+        ),
         row(
             "pendulum",
             _pendulum(steps),
             (np.array([0.0, 1.0]),),
             steps=steps,
             in_c=[steps],
+            in_numba=True,
         ),
         row(
-            "n-body", _bodies, (places, speeds, masses), steps=20, rtol=1e-4, in_c=[20]
+            "n-body",
+            _bodies,
+            (places, speeds, masses),
+            steps=20,
+            rtol=1e-4,
+            in_c=[20],
+            in_numba=True,
         ),
         row("pi", _pi(points), (np.array(7),), rtol=1e-3, in_c=[points]),
         row(

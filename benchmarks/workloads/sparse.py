@@ -27,16 +27,31 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             rtol=1e-4,
             differing=0.001,
             in_c=[],
+            in_numba=True,
         ),
-        row("pagerank", _pagerank, (heads, tails, degrees), steps=20, in_c=[20]),
+        row(
+            "pagerank",
+            _pagerank,
+            (heads, tails, degrees),
+            steps=20,
+            in_c=[20],
+            in_numba=True,
+        ),
         row(
             "message-passing",
             _messages,
             (heads, tails, features, weight),
             rtol=1e-3,
             in_c=[],
+            in_numba=True,
         ),
-        row("components", _components, (heads, tails, np.arange(nodes)), in_c=[]),
+        row(
+            "components",
+            _components,
+            (heads, tails, np.arange(nodes)),
+            in_c=[],
+            in_numba=True,
+        ),
     ]
 
 

@@ -18,7 +18,14 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     rod = rng.normal(size=length).astype("f")
     cells = (rng.uniform(size=(2 * side, 2 * side)) < 0.4).astype(np.int8)
     return [
-        row("heat-slices", _steps(_by_slices), (plate,), steps=STEPS, in_c=[STEPS]),
+        row(
+            "heat-slices",
+            _steps(_by_slices),
+            (plate,),
+            steps=STEPS,
+            in_c=[STEPS],
+            in_numba=True,
+        ),
         row("heat-roll", _steps(_by_roll), (plate,), steps=STEPS, in_c=[STEPS]),
         row("heat-pad", _steps(_by_pad), (plate,), steps=STEPS, in_c=[STEPS]),
         row(
@@ -38,8 +45,8 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
             in_c=[STEPS],
         ),
         row("heat-grad", _gradient, (rod,), rtol=1e-3),
-        row("waves", _waves, (plate, plate), steps=STEPS, in_c=[STEPS]),
-        row("life", _steps(_life), (cells,), steps=STEPS, in_c=[STEPS]),
+        row("waves", _waves, (plate, plate), steps=STEPS, in_c=[STEPS], in_numba=True),
+        row("life", _steps(_life), (cells,), steps=STEPS, in_c=[STEPS], in_numba=True),
     ]
 
 
