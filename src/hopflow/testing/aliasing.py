@@ -151,6 +151,33 @@ def _masked(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     return p.m.where(p.truth(c + d), *sides)
 
 
+def _recurred(p: Pool, a: int, b: int, c: int, d: int) -> Any:
+    """Replace rows, or columns again and again, by what earlier steps stored, or by
+    those of another array."""
+    x = p.array(a)
+    if x.ndim == 0:
+        return x
+    m, y, near, far = p.m, p.like(b, lambda v: _one_type(v, x)), 1 + c % 3, 1 + d % 4
+
+    def row(i: Any, x: Any) -> Any:
+        last = m.where(i < 4 + b % 4, x[i - near], y[i])
+        new = m.where(i > 2 + c % 4, x[i - far], last)
+        return (p.lib.update(x, new[None], [i] + [0] * (x.ndim - 1)),)
+
+    def column(i: Any, x: Any) -> Any:
+        for k in range(1 + b % 3):
+            j, from_ = (c + k) % x.shape[1], (d * k + a) % x.shape[1]
+            new = m.where(i < 1 + (k + d) % 3, x[:, from_], y[:, j])
+            rest = [0] * (x.ndim - 2)
+            x = p.lib.update(x, new[:, None], [0, j, *rest])
+        return (x,)
+
+    is_long = x.shape[0] > 64  # many steps, each of which copies the array elsewhere
+    if x.ndim > 1 and 0 not in x.shape and (d % 2 or is_long):
+        return p.lib.fori(0, 1 + d % 4, column, (x,))[0]
+    return x if is_long else p.lib.fori(max(near, far), x.shape[0], row, (x,))[0]
+
+
 # --- pieces ---------------------------------------------------------------------------
 
 
@@ -186,6 +213,7 @@ ALIASING_OPERATIONS: Final[dict[str, Operation]] = {
     "viewed": _viewed,
     "pieces": _pieces,
     "masked": _masked,
+    "recurred": _recurred,
 }
 """Operations of steps, which write in place if the program may write."""
 

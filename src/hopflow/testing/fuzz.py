@@ -24,7 +24,7 @@ from hopflow.testing.executions import REGISTRY
 from hopflow.testing.products import PRODUCTS
 from hopflow.testing.program import OPERATORS, Program, walk
 from hopflow.testing.program_text import to_text
-from hopflow.testing.strategies import BODIES, BRANCHES, programs
+from hopflow.testing.strategies import ALIASING, BODIES, BRANCHES, programs
 
 RULES: Final = {
     "debug": ("debug",),
@@ -137,8 +137,17 @@ MULTIPLIED: Final = {
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
 """Programs without unbacked sizes, which JAX and batching support."""
 
-REUSED: Final = CLOSED | {"aliasing": True}
+REUSED: Final = CLOSED | {"aliasing": True, "weights": {"recurred": 6}}
 """Programs that copy, update and exchange arrays."""
+
+RECURRED: Final = {
+    "aliasing": True,
+    "operations": ["recurred", "add"],
+    "operators": ["fori"],
+    "size": 3,
+    "weights": dict.fromkeys(ALIASING, 0) | {"recurred": 8},
+}
+"""Programs of loops that read what they stored in earlier steps."""
 
 FLAT: Final = {"operators": (*BRANCHES, *BODIES), "size": 3, "depth": 1}
 """Small programs, because each is compared under many transforms."""
@@ -168,6 +177,8 @@ ROUNDS: Final = (
     Round("cheap", "smooth", WRITTEN | OFTEN, CHEAP),
     Round("cheap", "exact", BEYOND, CHEAP),
     Round("aliasing", "exact", WRITTEN | {"aliasing": True}, None),
+    Round("aliasing", "exact", RECURRED, QUICK),
+    Round("aliasing", "large", RECURRED, QUICK),
     Round("aliasing", "exact", REUSED, [*ALIASED, "jax"]),
     Round(
         "aliasing",

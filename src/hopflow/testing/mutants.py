@@ -47,6 +47,8 @@ from hopflow.compiler.schedule import (
     groups,
     privatize,
     register_tiles,
+    rows_in_registers,
+    scalar_replacement,
     threads,
     unroll,
     unroll_and_jam,
@@ -432,6 +434,29 @@ def _one_memory(of: Callable[[str], str]) -> Patches:
     return [(groups, "_copy", copy), (register_tiles, "in_groups", in_groups)]
 
 
+def _far_as_near() -> Patches:
+    right = scalar_replacement._Positions.distance
+
+    def distance(self: Any, load: Expr, store: Store) -> int | None:
+        """Take what was stored further back for what was stored last."""
+        return right(self, load, store) and 1
+
+    return [(scalar_replacement._Positions, "distance", distance)]
+
+
+def _without_axis() -> Patches:
+    right = rows_in_registers._key
+
+    def key(buffer: Buffer, at: Any, row: LoopVar) -> Any:
+        """Take two columns for one."""
+        found = right(buffer, at, row)
+        if found is None:
+            return None
+        return buffer, tuple([None if i is None else i // 2 * 2 for i in found[1]])
+
+    return [(rows_in_registers, "_key", key)]
+
+
 def _same_mask() -> Patches:
     right = masked_updates._choices
 
@@ -640,6 +665,12 @@ _TILES: Final[Mapping[str, Any]] = {
     "weights": dict.fromkeys(ALIASING, 0),
 }
 
+_RECURRED: Final[Mapping[str, Any]] = {
+    **_TILES,
+    "operations": ["recurred", "add"],
+    "operators": ["fori"],
+    "weights": dict.fromkeys(ALIASING, 0) | {"recurred": 8},
+}
 _NO_ALIASING: Final = dict.fromkeys(ALIASING, 0)
 _IN_PLACE: Final[Mapping[str, Any]] = {
     "aliasing": True,
@@ -826,6 +857,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
         lambda: _one_memory(lambda suffix: suffix.rpartition("_")[2]),
         ["loop ir, all threads"],
         options=_TILES,
+    ),
+    "far as near": Mutant(_far_as_near, ["jit"], options=_RECURRED),
+    "two columns as one": Mutant(
+        _without_axis, ["jit"], kind="large", options=_RECURRED
     ),
     "mask of the other side": Mutant(
         _same_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}

@@ -27,9 +27,11 @@ ALIASING: Final = {
     **dict.fromkeys(ALIASING_OPERATORS, 6),
     "same": 3,
     "exchange": 16,
+    "recurred": 0,
 }
 """The weights of steps that reuse memory, relative to 1 for other steps, in programs
-with `aliasing`; `exchange` has many variants."""
+with `aliasing`; `exchange` has many variants. `recurred`, a loop of its own, is drawn
+where a weight is given for it."""
 
 BODIES: Final = ("fori", "while", "scan", "map", "subgraph", "checkpoint", "custom")
 

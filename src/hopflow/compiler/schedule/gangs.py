@@ -104,8 +104,9 @@ def gangs(program: Program, target: Target) -> None:
 
 
 def _is_independent(s: Stmt) -> TypeGuard[For]:
-    """Return whether `s` is a loop of independent iterations, not of vectors."""
-    return isinstance(s, For) and s.independent and s.binding.kind != "vector"
+    """Return whether `s` is a loop of independent iterations that may become a gang."""
+    kind = s.binding.kind if isinstance(s, For) else ""
+    return isinstance(s, For) and s.independent and kind not in ("vector", "gang")
 
 
 # --- which loops become gangs ---------------------------------------------------------

@@ -40,11 +40,14 @@ from hopflow.compiler.schedule.blocked_sums import blocked_sums
 from hopflow.compiler.schedule.coalesce import coalesce
 from hopflow.compiler.schedule.compared_passes import ComparedPasses
 from hopflow.compiler.schedule.contract import contract
+from hopflow.compiler.schedule.delinearize import delinearize
 from hopflow.compiler.schedule.gangs import gangs
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.loops import loops
 from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.register_tiles import register_tiles
+from hopflow.compiler.schedule.rows_in_registers import rows_in_registers
+from hopflow.compiler.schedule.scalar_replacement import scalar_replacement
 from hopflow.compiler.schedule.threads import bind_threads
 from hopflow.compiler.schedule.unroll import unroll
 from hopflow.compiler.schedule.unroll_and_jam import unroll_and_jam
@@ -81,6 +84,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     unroll,
     merge,
     coalesce,
+    rows_in_registers,
     move_steps_inside,
     blocked_sums,
     bind_threads,
@@ -89,6 +93,8 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     unroll_and_jam,
     register_tiles,
     gangs,
+    delinearize,
+    scalar_replacement,
 )
 
 
