@@ -1,5 +1,6 @@
 """The extrema of columns and their positions, which are found in one pass."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -201,3 +202,29 @@ def test_a_step_of_a_loop_finds_the_best_and_their_positions_in_one_pass() -> No
         np.testing.assert_array_equal(a, b)
     lines = [line for line in run.loop_ir.splitlines() if " + in1[" in line]
     assert len(lines) == 4, run.loop_ir
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_that_are_flattened_are_stored_before_others_read_them(
+    dynamic: bool,
+) -> None:
+    """A butterfly reads at quotients and remainders what the one before has made of two
+    pieces: nothing selects between these for each element."""
+
+    def f(x: Any) -> Any:
+        for size in (8, 16, 32):
+            y = hf.reshape(x, (-1, 2, size))
+            both = hf.stack([y[:, 0] + y[:, 1], y[:, 0] - y[:, 1]], axis=1)
+            x = hf.reshape(both, (-1,))
+        return x
+
+    x = np.random.default_rng(0).normal(size=256)
+    jitted = hf.jit(f, dynamic=dynamic)
+    found = np.asarray(jitted(x))
+    with hf.debug():
+        np.testing.assert_array_equal(found, np.asarray(f(hf.asarray(x))))
+    if not dynamic:
+        assert re.findall(r"f64(\[.*\]) in arena", jitted.loop_ir) == [
+            "[16, 2, 8]",
+            "[8, 2, 16]",
+        ]

@@ -127,6 +127,8 @@ class _Readers:
     orders     the nodes of equations that may be deferred
     inlining   the equations whose expressions read such values, with these
     counts     for these equations, at how many indices they read each value
+    parted     the axes of values that a view, such as a flattened stack of rows, reads
+               at remainders of its indices
     """
 
     def __init__(self) -> None:
@@ -137,6 +139,7 @@ class _Readers:
         self.orders: dict[Equation, list[Expr]] = {}
         self.inlining: dict[Equation, list[Value]] = {}
         self.counts: dict[Equation, dict[Value, int]] = {}
+        self.parted: dict[Value, set[int]] = {}
         self._block: dict[Value, Block] = {}
         self._at: dict[Block, int] = {}
         # How often each block runs in one around it; None: it is not that of a loop.
@@ -181,6 +184,9 @@ class _Readers:
         for value in values:
             self.last[value] = self._at[self._block[value]]
         if _is_inlined_view(equation):
+            for node in order:
+                if node.op == "element":
+                    self._record_parts(node)
             return
         counts, through = counted_reads(order, self.views)
         self.counts[equation] = counts
@@ -188,6 +194,11 @@ class _Readers:
             self._read(value, equation, count, whole=False, order=order)
         for value in through:
             self._read(value, equation, 1, whole=False)
+
+    def _record_parts(self, read: Expr) -> None:
+        for axis, i in enumerate(index_of(read)):
+            if any(_is_remainder(node) for node in nodes(i)):
+                self.parted.setdefault(read.attr, set()).add(axis)
 
     def _read(
         self,
@@ -317,15 +328,28 @@ def _is_stored(
 def _is_piecewise(order: Sequence[Expr]) -> bool:
     """Return whether what an element is depends on tests of its index, as for `pad` and
     `concat`, or on remainders, as for `roll`."""
+    return any(map(_is_remainder, order)) or bool(_tests_of_index(order))
+
+
+def _is_remainder(node: Expr) -> bool:
+    return node.op == "rem" and node.dtype is int64
+
+
+def _tests_of_index(order: Sequence[Expr]) -> list[list[Expr]]:
+    """Return the tests of an element's index alone, each as its nodes."""
     conditions = [
         node.args[0] if node.op == "select" else condition_of(node)
         for node in order
         if node.op in ("select", "element")
     ]
     tests = [nodes(c) for c in conditions if c is not None]
-    return any(node.op == "rem" and node.dtype is int64 for node in order) or any(
-        all(node.op != "element" for node in test) for test in tests
-    )
+    return [test for test in tests if all(node.op != "element" for node in test)]
+
+
+def _tests_axes(order: Sequence[Expr], tested: Collection[int], rank: int) -> bool:
+    """Return whether what an element is depends on tests of its index along an axis."""
+    along = [axes(rank)[axis] for axis in tested]
+    return any(node in along for test in _tests_of_index(order) for node in test)
 
 
 def _is_index(value: Value, sources: Iterable[Value]) -> bool:
@@ -488,6 +512,7 @@ class _Inliner:
         is_dear = repeats and self._count_loads(equation) > 1
         if sum(r.elements for r in reads) >= 2 * _size(value.shape):
             is_dear |= _is_piecewise(self._readers.orders[equation])
+        is_dear |= self._is_hidden(equation, reads)
         is_stored = value in keeps or _is_stored(
             value, cost, reads, is_view, cheap, is_dear
         )
@@ -517,6 +542,22 @@ class _Inliner:
         elif not any(_is_as_large(source, value.type) for source in sources):
             sized = Effect(types=(value.type,))
             block.equations.append(Equation((), sized, equation.node))
+
+    def _is_hidden(self, equation: Equation, reads: Sequence[_Read]) -> bool:
+        """Return whether what an element is depends on tests of an index that is a
+        remainder in what computes with it: that would make the test for each element,
+        since `split` knows tests of sums alone."""
+        [value] = equation.results
+        parted = self._readers.parted.get(value)
+        return (
+            parted is not None
+            and value not in self._readers.views
+            and any(
+                r.equation is not None and not _is_inlined_view(r.equation)
+                for r in reads
+            )
+            and _tests_axes(self._readers.orders[equation], parted, value.type.ndim)
+        )
 
     def _read_by(self, order: Sequence[Expr]) -> dict[Value, None]:
         """Return the values with memory that nodes read, also by deferred values."""
