@@ -29,6 +29,8 @@ from hopflow.loop_ir.program import (
 )
 from hopflow.loop_ir.verifier import verify
 
+pytestmark = pytest.mark.slow
+
 N = 8
 
 

@@ -25,6 +25,8 @@ from hopflow.ops.windows import matmul_windows, window_layout, window_offsets
 from hopflow.testing.kernels import evaluate
 from hopflow.testing.requires import load
 
+pytestmark = pytest.mark.slow
+
 jax = pytest.importorskip("jax")
 lax = jax.lax
 

@@ -16,6 +16,8 @@ from hopflow.loop_ir.printer import format_program
 from hopflow.tensor import EagerTensor
 from hopflow.testing.bindings import one_by_one
 
+pytestmark = pytest.mark.slow
+
 AVX2: Final = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+sse4.2"
 
 

@@ -26,6 +26,8 @@ from hopflow.loop_ir.program import (
     While,
 )
 
+pytestmark = pytest.mark.slow
+
 LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
 
 

@@ -15,6 +15,8 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.program import For, Program, Stmt, Store
 
+pytestmark = pytest.mark.slow
+
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
 

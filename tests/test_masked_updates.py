@@ -9,6 +9,8 @@ import pytest
 import hopflow as hf
 from hopflow.errors import IndexingError
 
+pytestmark = pytest.mark.slow
+
 X = np.random.default_rng(0).normal(size=40)
 ROWS = np.random.default_rng(1).normal(size=(20, 6))
 COUNTS = np.arange(40) % 7

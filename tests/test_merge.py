@@ -15,6 +15,8 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.program import For, Program, Stmt, Store
 
+pytestmark = pytest.mark.slow
+
 N = e.index(8)
 A, B, C = (Buffer(name, float32, (N, N), "arena") for name in "abc")
 ZERO = e.index(0)

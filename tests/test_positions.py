@@ -19,6 +19,8 @@ from hopflow.dtypes import DType
 from hopflow.errors import ShapeError
 from hopflow.testing.executions import in_turn
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, np.dtype[Any]]
 X = np.ones((40, 70), "float32")
 

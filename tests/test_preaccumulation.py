@@ -11,6 +11,8 @@ from hopflow.errors import LoopLimitError
 from hopflow.graph.rewriting import eliminate_dead_code
 from hopflow.testing.executions import NAMES, RUNNERS
 
+pytestmark = pytest.mark.slow
+
 each_execution = pytest.mark.parametrize("run", RUNNERS, ids=NAMES)
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 

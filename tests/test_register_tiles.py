@@ -19,6 +19,8 @@ from hopflow.loop_ir.expr import Var
 from hopflow.loop_ir.walk import step_of
 from hopflow.tensor import EagerTensor
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 
 DTYPES: Final = ("float64", "float32", "float16", "int64", "int32", "uint8", "bool")

@@ -10,6 +10,8 @@ import pytest
 
 import hopflow as hf
 
+pytestmark = pytest.mark.slow
+
 RNG: Final = np.random.default_rng(0)
 ROWS: Final = RNG.normal(size=(6, 40)).astype("f")
 MATRICES: Final = np.array([m @ m.T + np.eye(9) for m in RNG.normal(size=(4, 9, 9))])

@@ -11,6 +11,8 @@ import pytest
 
 from hopflow.loop_ir.routines import ROUTINES
 
+pytestmark = pytest.mark.slow
+
 close: Any = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 
 

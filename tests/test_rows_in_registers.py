@@ -12,7 +12,7 @@ from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.pipeline import Executable
 from hopflow.tensor import EagerTensor
 
-pytestmark = pytest.mark.usefixtures("guarded")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded")]
 
 Array = np.ndarray[Any, Any]
 

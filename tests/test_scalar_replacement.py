@@ -9,7 +9,7 @@ import pytest
 
 import hopflow as hf
 
-pytestmark = pytest.mark.usefixtures("guarded")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded")]
 
 Array = np.ndarray[Any, Any]
 

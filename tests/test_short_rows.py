@@ -31,6 +31,8 @@ from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import statements
 from hopflow.tensor import EagerTensor
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 At = Callable[..., Expr]
 

@@ -32,6 +32,8 @@ from hopflow.loop_ir.program import For, Program, Store
 from hopflow.loop_ir.verifier import verify
 from hopflow.testing.executions import SYMBOLIC, run_debug
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Any]
 
 

@@ -10,6 +10,8 @@ import hopflow as hf
 from hopflow.compiler.passes.small_matrices import MOST
 from hopflow.testing.requires import load
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 RNG: Final = np.random.default_rng(0)

@@ -17,6 +17,8 @@ from hopflow.stats import counts
 from hopflow.symbolic.size import symbol
 from hopflow.tensor import EagerTensor
 
+pytestmark = pytest.mark.slow
+
 N, M = 90, 130
 BASE = np.random.default_rng(0).normal(size=(2 * N, 2 * M)).astype("f")
 VIEWS: dict[str, Any] = {

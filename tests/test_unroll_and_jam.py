@@ -10,6 +10,8 @@ import hopflow as hf
 from hopflow.compiler.cpu.interleaving import stages_of
 from hopflow.compiler.schedule.unroll_and_jam import LARGEST, MOST, WHOLE
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 
 

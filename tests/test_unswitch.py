@@ -31,6 +31,8 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.verifier import verify
 from hopflow.loop_ir.walk import statements
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 N = 240
 INDEX, T, V, W, SUM = (
