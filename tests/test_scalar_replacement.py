@@ -174,6 +174,66 @@ def test_a_vmapped_loop_and_its_derivative() -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected))
 
 
+def test_positions_that_move_backwards() -> None:
+    def reverse(i: Any, x: Any) -> Any:
+        return x.at[9 - i].set(x[10 - i] * 0.5)
+
+    def one(i: Any, x: Any) -> Any:
+        return x.at[9].set(x[10 - i] * 2.0)
+
+    def outer(j: Any, x: Any) -> Any:
+        step = lambda i, x: x.at[i + 10].set(x[i + 9 - j] * 2.0)  # noqa: E731
+        return hf.fori_loop(0, 6, step, x)
+
+    x = drawn(20, "float64")
+    assert "_last1" in compiled(lambda x: hf.fori_loop(1, 9, reverse, x), x)
+    assert "_last" not in compiled(lambda x: hf.fori_loop(1, 6, one, x), x)
+    compiled(lambda x: hf.fori_loop(0, 6, outer, x), x)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("row", [0, 4, 10**9])
+def test_nothing_is_read_before_its_check(row: int, steps: int) -> None:
+    """The row is an element at an index that only the run knows."""
+
+    def f(table: Any, rows: Any, m: Any, n: Any) -> Any:
+        def step(i: Any, table: Any) -> Any:
+            return table.at[rows[m], i + 1].set(table[rows[m], i] * 2)
+
+        return hf.fori_loop(0, n, step, table)
+
+    table, rows = drawn(32, "float64").reshape(4, 8), np.array([1, 3, 0])
+    jitted = hf.jit(f, dynamic=True)
+    if row < 3 or not steps:
+        expected = table.copy()
+        for i in range(steps):
+            expected[rows[row], i + 1] = expected[rows[row], i] * 2
+        np.testing.assert_array_equal(jitted(table, rows, row, steps), expected)
+    else:
+        with pytest.raises(hf.errors.IndexingError):
+            jitted(table, rows, row, steps)
+
+
+@pytest.mark.parametrize("limit", [np.inf, np.nan, 0.5])
+def test_positions_that_floats_decide(limit: float) -> None:
+    def step(i: Any, x: Any) -> Any:
+        return x.at[i + 1].set(x[i] + x[hf.where(x[i] < limit, i, i + 1)])
+
+    compiled(lambda x: hf.fori_loop(0, 6, step, x), drawn(20, "float64"))
+
+
+def test_a_long_body() -> None:
+    """Each position depends on the element at the one before."""
+
+    def step(i: Any, x: Any) -> Any:
+        p = i
+        for _ in range(100):
+            p = hf.where(x[p] > 0, p, i)
+        return x.at[i + 1].set(x[i] * x[p])
+
+    compiled(lambda x: hf.fori_loop(0, 6, step, x), drawn(20, "float64"))
+
+
 # --- a counter of the elements of a table ---------------------------------------------
 
 
@@ -209,3 +269,14 @@ def test_a_quotient_alone_is_computed() -> None:
         return hf.fori_loop(0, 20, lambda k, x: x.at[k // 5].add(x[k]), x)
 
     assert "_row" not in compiled(f, drawn(20, "float64"))
+
+
+@pytest.mark.parametrize("by", [3, 62, 63])
+def test_shifts_and_masks_are_quotients_and_remainders(by: int) -> None:
+    def f(x: Any) -> Any:
+        def step(k: Any, x: Any) -> Any:
+            return x.at[(k >> by) + (k & (2**by - 1))].add(1.0)
+
+        return hf.fori_loop(0, 12, step, x)
+
+    compiled(f, drawn(12, "float64"))

@@ -88,9 +88,9 @@ def _divisor(node: Expr) -> Expr | None:
     ):
         return None
     by: int = node.args[1].attr
-    if node.op in ("ashr", "lshr"):
+    if node.op in ("ashr", "lshr") and 0 <= by < 63:
         return e.index(1 << by)
-    if node.op == "and" and by > 0 and by & (by + 1) == 0:
+    if node.op == "and" and 0 < by < dtypes.iinfo("int64").max and by & (by + 1) == 0:
         return e.index(by + 1)
     return None
 

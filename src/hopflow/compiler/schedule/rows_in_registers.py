@@ -41,6 +41,7 @@ from hopflow.loop_ir.walk import (
     bodies,
     loaded,
     names,
+    nodes,
     replace,
     same,
     statements,
@@ -138,6 +139,8 @@ def _iteration(steps: For, rows: For) -> list[_Simple] | None:
     """Return what a step does for a row, if its loops are vectors of as many rows, and
     what is around them is the same for all rows; None: it does something else."""
     stored = {s.buffer for s in statements(steps.body) if isinstance(s, Store)}
+    if any(node.op == "load" and node.attr in stored for node in nodes(steps.extent)):
+        return None
     within, body = {steps.var}, list[_Simple]()
     for s in steps.body:
         if isinstance(s, Let):

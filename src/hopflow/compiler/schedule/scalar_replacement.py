@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from hopflow.compiler.schedule.copies import substituted
 from hopflow.compiler.target import Target
+from hopflow.dtypes import int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import (
@@ -142,13 +143,12 @@ class _Positions:
 
     def __init__(self, loop: For) -> None:
         self._var = loop.var
-        self._stored = {s.buffer for s in loop.body if isinstance(s, Store)}
         self._varies = {loop.var}
         self._values: dict[Var, Expr] = {}
         for s in loop.body:
-            if isinstance(s, Let):
+            if isinstance(s, Let) and not any(n.op == "load" for n in nodes(s.value)):
                 self._values[s.var] = substituted(s.value, self._values)
-            elif isinstance(s, Declare | Assign | Accumulate):
+            elif isinstance(s, Let | Declare | Assign | Accumulate):
                 self._varies.add(s.var)
         self._interned = Interned()
         self._sums: dict[Expr, Terms | None] = {}
@@ -169,7 +169,9 @@ class _Positions:
                 return None
             moved.append((loads, stores, loads[self._var]))
         for distance in range(1, FARTHEST + 1):
-            if all(x + Terms({None: step * distance}) == y for x, y, step in moved):
+            if all(
+                _added(x, Terms({None: distance}), step) == y for x, y, step in moved
+            ):
                 return distance
         return None
 
@@ -189,18 +191,17 @@ class _Positions:
         return self._sums[position]
 
     def _is_varying(self, node: Expr) -> bool:
-        """Return whether a node itself is not the same in all iterations."""
-        if node.op == "load":
-            return node.attr in self._stored
-        return node.op == "var" and node.attr in self._varies
+        """Return whether a node itself is not the same in all iterations, or only where
+        a check in the body has passed, as an element at an index that is not known."""
+        return node.op == "load" or (node.op == "var" and node.attr in self._varies)
 
     def _sum(
         self, node: Expr, parts: Sequence[Terms | None], *, varies: bool
     ) -> Terms | None:
         if node.op == "var" and node.attr is self._var:
             return Terms({self._var: 1})
-        if node.is_const:
-            return Terms({None: int(node.attr)})
+        if node.is_const and node.dtype is int64:
+            return Terms({None: node.attr})
         x, y = (*parts, None, None)[:2]
         if x is not None and y is not None and node.op in ("add", "sub"):
             return _added(x, y, 1 if node.op == "add" else -1)
