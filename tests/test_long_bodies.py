@@ -20,6 +20,8 @@ from hopflow.loop_ir.expr import Buffer, Var
 from hopflow.loop_ir.forms import Form
 from hopflow.loop_ir.program import Call, For, HostCall, Ref, Stmt, Store, Trap
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
