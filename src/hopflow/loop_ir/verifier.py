@@ -483,14 +483,18 @@ class _Verifier:
         or buffers that only this loop names, which each thread has for itself."""
         inside = list(walk.statements(loop.body))
         by_iteration = walk.dependent(inside, loop.var)
-        for s in inside:
-            for buffer, at in _written(s):
-                self.require(
-                    any(walk.names(i, by_iteration) for i in at)
-                    or (buffer.space == "arena" and self.is_private(loop, buffer)),
-                    f"all threads of the loop over `{loop.var.name}` write the same "
-                    f"elements of `{buffer.name}`",
-                )
+        shared = {
+            buffer: None
+            for s in inside
+            for buffer, at in _written(s)
+            if not any(walk.names(i, by_iteration) for i in at)
+        }
+        for buffer in shared:
+            self.require(
+                buffer.space == "arena" and self.is_private(loop, buffer),
+                f"all threads of the loop over `{loop.var.name}` write the same "
+                f"elements of `{buffer.name}`",
+            )
 
     def straight(self, s: For) -> None:
         """Check that a vector loop is straight-line code without outer assignments."""

@@ -9,7 +9,7 @@ The iterations keep their order. Quotients and remainders take tens of cycles, a
 that the elements of a row are adjacent.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from hopflow import dtypes
@@ -36,16 +36,17 @@ def delinearize(program: Program, _target: Target) -> None:
 
 def _delinearize(loop: For) -> None:
     """Make a loop one over rows, in place, if it computes both positions in a table."""
-    parts = dict(_parts(loop))
-    columns = next((c for c in parts.values() if _has_both(parts, c)), None)
+    parts = [*_parts(loop)]
+    columns = next((c for c, of_c in parts if _has_both(of_c)), None)
     if columns is None:
         return
+    [positions] = [{*of_c} for c, of_c in parts if c is columns]
     row = Var(f"{loop.var.name}_row", dtypes.int64)
     column = Var(f"{loop.var.name}_column", dtypes.int64)
     first = e.mul(e.read(row), columns)
 
     def position(node: Expr) -> Expr | None:
-        if node in parts and same(parts[node], columns):
+        if node in positions:
             return e.read(row if _is_quotient(node) else column)
         if node.op == "var" and node.attr is loop.var:
             return e.add(first, e.read(column))
@@ -63,19 +64,24 @@ def _delinearize(loop: For) -> None:
     loop.var, loop.extent, loop.body = row, rows, [inner]
 
 
-def _parts(loop: For) -> Iterator[tuple[Expr, Expr]]:
-    """Yield the quotients and remainders of the loop's variable in its body, each with
-    its divisor, which is positive and the same in all iterations."""
+def _parts(loop: For) -> list[tuple[Expr, list[Expr]]]:
+    """Return the divisors, positive and the same in all iterations, of quotients and
+    remainders of the loop's variable, each with these."""
+    parts: list[tuple[Expr, list[Expr]]] = []
     for s in statements(loop.body):
         for node in nodes(*expressions(s)):
             if not node.args or node.args[0].attr is not loop.var:
                 continue
             divisor = _divisor(node)
-            if divisor is None:
+            size = None if divisor is None else size_of_expr(divisor)
+            if divisor is None or size is None or not at_least(size, SHORTEST):
                 continue
-            size = size_of_expr(divisor)
-            if size is not None and at_least(size, SHORTEST):
-                yield node, divisor
+            known = next((of for other, of in parts if same(other, divisor)), None)
+            if known is None:
+                parts.append((divisor, [node]))
+            else:
+                known.append(node)
+    return parts
 
 
 def _divisor(node: Expr) -> Expr | None:
@@ -99,6 +105,5 @@ def _is_quotient(node: Expr) -> bool:
     return node.op in ("div", "ashr", "lshr")
 
 
-def _has_both(parts: dict[Expr, Expr], divisor: Expr) -> bool:
-    kinds = {_is_quotient(n) for n, other in parts.items() if same(other, divisor)}
-    return len(kinds) == 2
+def _has_both(positions: Iterable[Expr]) -> bool:
+    return len({*map(_is_quotient, positions)}) == 2

@@ -1,4 +1,4 @@
-"""Scalar replacement of what the last iteration stored (Callahan, Carr and Kennedy,
+"""Scalar replacement of what earlier iterations stored (Callahan, Carr and Kennedy,
 "Improving register allocation for subscripted variables", PLDI 1990).
 
     for i0 in 0..n:                          var x_last1: f64 = x[0] if n > 0
