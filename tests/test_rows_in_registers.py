@@ -138,3 +138,154 @@ def test_a_derivative_of_states() -> None:
     with hf.debug():
         expected = hf.grad(loss)(hf.asarray(state), hf.asarray(y))
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected))
+
+
+# --- steps that use all of a row ------------------------------------------------------
+
+
+def scanned(step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return `scan` for a batch of states, and of inputs."""
+    batched: Callable[..., Any] = hf.vmap(lambda w, x: hf.scan(step, w, x, **options))
+    return batched
+
+
+def shifted(w: Any, x: Any) -> Any:
+    return hf.concat([w[1:], (w[0] * w[2] - x[1])[None]]), w[1] + x[0]
+
+
+def rolled(w: Any, x: Any) -> Any:
+    return hf.roll(w, 1) * x[0] + w[::-1], hf.maximum(w, x[1])
+
+
+def summed(w: Any, x: Any) -> Any:
+    total = hf.cumulative_sum(w)
+    return total * x[0], (total[-1], w)
+
+
+def stacked(w: Any, x: Any) -> Any:
+    return hf.stack([w[1] * x[1], w[2] - w[0], x[0] + w[3], w[0] * x[0]]), None
+
+
+STEPS: Final = (shifted, rolled, summed, stacked)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("n", [1, 2, 16, 33, 100])
+def test_states_that_change_as_a_whole(
+    step: Callable[..., Any], n: int, cpu: CpuTarget, verified: None
+) -> None:
+    w, x = drawn((n, 4), "float64") / 4, drawn((n, 20, 2), "float64") / 4
+    text = compiled(scanned(step), w, x, cpu=cpu)
+    assert n < 33 or "_kept0" in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+@pytest.mark.parametrize("trips", [0, 1, 5])
+def test_dtypes_and_trips(dtype: str, trips: int) -> None:
+    w, x = drawn((40, 4), dtype), drawn((40, trips, 2), dtype)
+    for step in (shifted, rolled):
+        compiled(scanned(step), w, x)
+
+
+def test_results_and_inputs_of_a_block_lie_in_its_own_memory() -> None:
+    text = compiled(
+        scanned(shifted), drawn((64, 4), "float64"), drawn((64, 9, 2), "float64")
+    )
+    rows = [line for line in text.splitlines() if "in arena" in line]
+    assert any("[9, 2, 16]" in line for line in rows)  # inputs
+    assert any("[9, 16]" in line for line in rows)  # results
+
+
+def test_too_many_results_for_the_cache_are_results_of_all_rows() -> None:
+    w, x = drawn((33, 4), "float32"), np.zeros((33, 9000, 2), "float32")
+    assert "f32[9000, 32]" not in compiled(scanned(rolled), w, x)
+
+
+@pytest.mark.parametrize("n", [20, 64])
+def test_reverse_mode_is_in_the_same_blocks(n: int) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        w, y = hf.scan(lambda w, x: (shifted(w, x)[0], w[0] * x[0]), w, x)
+        return hf.sum(w) + hf.sum(y)
+
+    f = hf.vmap(hf.grad(loss, (0, 1)))
+    w, x = drawn((n, 4), "float64") / 9, drawn((n, 6, 2), "float64") / 9
+    jitted = hf.jit(f)
+    with hf.debug():
+        expected = f(hf.asarray(w), hf.asarray(x))
+    for a, b in zip(jitted(w, x), expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-9)
+    blocks = [line for line in str(jitted.loop_ir).splitlines() if "_block in" in line]
+    assert len(blocks) == (1 if n > 16 else 0)
+
+
+def test_a_loop_that_reads_other_rows_of_an_input() -> None:
+    """A block has its own copy of its rows of an input, and not of those of others."""
+
+    def f(w: Any, x: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            c = hf.stack([c[0] * x - c[1], c[1] + c[0]])
+            return c, c[0]
+
+        scan = hf.vmap(lambda w, x: hf.scan(step, w, x))
+        w, y = scan(w, x)
+        return scan(w, x[::-1])[0], y + x[::-1], y - x
+
+    w, x = drawn((32, 2), "float64") / 4, drawn((32, 20), "float64") / 4
+    compiled(f, w, x)
+
+
+def test_a_loop_that_reads_other_rows_of_a_result() -> None:
+    def f(w: Any, x: Any) -> Any:
+        w, y = scanned(rolled)(w, x)
+        return y[::-1] - y, hf.roll(w, 1, axis=0), hf.cumulative_sum(y[:, :, 1], axis=0)
+
+    compiled(f, drawn((40, 4), "float64") / 4, drawn((40, 5, 2), "float64") / 4)
+
+
+def test_exchanges_of_several_carries() -> None:
+    """What was the first carry is the second one of the next step, and then the last."""
+
+    def step(_: Any, a: Any, b: Any, c: Any) -> Any:
+        return hf.stack([a[1] * c[0], a[0] - c[1]]), a, b
+
+    def f(a: Any, b: Any, c: Any) -> Any:
+        return hf.fori_loop(0, 7, step, (a, b, c))
+
+    arrays = [drawn((40, 2), "float64") / (k + 2) for k in range(3)]
+    assert "_kept0" in compiled(hf.vmap(f), *arrays)
+
+
+def test_carries_that_change_places() -> None:
+    def f(a: Any, b: Any) -> Any:
+        return hf.fori_loop(0, 5, lambda i, a, b: (b, a * b[::-1] - b), (a, b))
+
+    a, b = drawn((40, 3), "int32"), drawn((40, 3), "int32") + 1
+    compiled(hf.vmap(f), a, b)
+
+
+def test_steps_inside_other_steps() -> None:
+    """The results of one run of the inner loop are not those of the next one."""
+
+    def f(w: Any, x: Any) -> Any:
+        def outer(w: Any, _: Any) -> Any:
+            w, y = hf.scan(shifted, w, x)
+            return w / 2, hf.sum(y[1:] * y[:-1])
+
+        return hf.scan(outer, w, None, length=3)
+
+    w, x = drawn((40, 4), "float64") / 4, drawn((40, 5, 2), "float64") / 4
+    compiled(hf.vmap(f), w, x)
+
+
+def test_the_number_of_examples_of_scans_is_a_size_of_the_run() -> None:
+    batched = scanned(rolled)
+    rows = hf.Dim("n")
+    f = hf.jit(batched, dynamic=[{0: rows}, {0: rows}])
+    for n in (40, 1, 0, 77):
+        w, x = drawn((n, 4), "float64") / 4, drawn((n, 5, 2), "float64") / 4
+        with hf.debug():
+            expected = hf.pytree.flatten(batched(hf.asarray(w), hf.asarray(x)))[0]
+        found = hf.pytree.flatten(f(w, x))[0]
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    assert "_kept0" in f.loop_ir

@@ -20,6 +20,7 @@ from benchmarks.workloads import (
     rows,
     scalars,
     selection,
+    short_states,
     simulations,
     sizes,
     sparse,
@@ -49,6 +50,7 @@ def all_workloads(scale: float = 1.0) -> list[Workload]:
         *machines.workloads(size),
         *matrices.workloads(size),
         *rows.workloads(size),
+        *short_states.workloads(size),
         *convolutions.workloads(size),
     ]
 

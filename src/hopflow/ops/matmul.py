@@ -123,6 +123,10 @@ def _batch(
         return [reshaped(product, (size, m, y.shape[-1]))]
     if batched == (False, True) and x.ndim == 2:
         _, k, n = y.shape
+        if is_one(n):  # a vector for each element: rows, as of the result
+            rows = [reshaped(y, (size, k)), matrix_transpose(x)]
+            [product] = bind(op, rows, {})
+            return [reshaped(product, (size, x.shape[0], 1))]
         [product] = bind(op, [x, reshaped(moved(y, 0, 1), (k, size * n))], {})
         return [moved(reshaped(product, (x.shape[0], size, n)), 1, 0)]
     args = [batching.in_batch(size, b, o) for b, o in zip(batched, (x, y), strict=True)]

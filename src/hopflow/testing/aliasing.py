@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from hopflow.testing.programs import Operation, Pool, Steps, index_into, view
 
 ALIASING_SHAPES: Final = (
-    *((5,), (8,), (17,), (23,), (40,), (6, 5), (5, 6), (3, 12), (2, 3, 4), (7, 1, 5)),
-    *((3,), (1,), (0,), ()),
+    *((5,), (8,), (17,), (33, 3), (40,), (6, 5), (5, 6), (3, 12), (2, 3, 4)),
+    *((7, 1, 5), (3,), (1,), (0,), ()),
 )
 """Shapes of arguments. Most have more than four elements, so that they are in memory;
 some are repeated, so that arguments have equal types."""
@@ -178,6 +178,45 @@ def _recurred(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     return x if is_long else p.lib.fori(max(near, far), x.shape[0], row, (x,))[0]
 
 
+def _stepped(p: Pool, a: int, b: int, c: int, d: int) -> Any:
+    """Short rows that go through the steps of a scan, and maybe those of another one
+    back through its results."""
+    x = p.array(a)
+    if x.ndim != 2 or 0 in x.shape:
+        return x
+    m, y, width = p.m, p.like(b, lambda v: _one_type(v, x)), x.shape[1]
+
+    def step(carry: Any, z: Any) -> Any:
+        (x,) = carry
+        for k in range(1 + a % 2):
+            first, last = x[:, (b + k) % width], x[:, (c + k) % width]
+            new = m.where(first > z, last, z)
+            match (c + k) % 3:
+                case 0:
+                    x = m.stack([*(x[:, j] for j in range(1, width)), new], axis=1)
+                case 1:
+                    x = p.lib.update(x, new[:, None], [0, d % width])
+                case _:
+                    rest = [m.where(last < new, x[:, j], new) for j in range(width)]
+                    x = m.stack(rest, axis=1)
+        return (x,), x if b % 2 else x[:, a % width]
+
+    (x,), rows = p.lib.scan(step, (x,), m.stack([y[:, j] for j in range(width)]))
+    if d % 3 == 0:
+        p.add(rows)
+    if d % 2:
+        column = [0] if b % 2 else []
+
+        def back(carry: Any, row: Any) -> Any:
+            (x,) = carry
+            row = row[:, c % width] if column else row
+            return (m.where(x > row[:, None], x, y),), row
+
+        (x,), rows = p.lib.scan(back, (x,), rows, reverse=True)
+        p.add(m.stack([rows[0], rows[-1]], axis=1))
+    return x
+
+
 # --- pieces ---------------------------------------------------------------------------
 
 
@@ -214,6 +253,7 @@ ALIASING_OPERATIONS: Final[dict[str, Operation]] = {
     "pieces": _pieces,
     "masked": _masked,
     "recurred": _recurred,
+    "stepped": _stepped,
 }
 """Operations of steps, which write in place if the program may write."""
 

@@ -137,7 +137,7 @@ MULTIPLIED: Final = {
 CLOSED: Final = {"operators": (*BRANCHES, *BODIES, "custom_vjp"), "size": 4}
 """Programs without unbacked sizes, which JAX and batching support."""
 
-REUSED: Final = CLOSED | {"aliasing": True, "weights": {"recurred": 6}}
+REUSED: Final = CLOSED | {"aliasing": True, "weights": {"recurred": 6, "stepped": 4}}
 """Programs that copy, update and exchange arrays."""
 
 RECURRED: Final = {
@@ -148,6 +148,12 @@ RECURRED: Final = {
     "weights": dict.fromkeys(ALIASING, 0) | {"recurred": 8},
 }
 """Programs of loops that read what they stored in earlier steps."""
+
+STEPPED: Final = RECURRED | {
+    "operations": ["stepped", "add"],
+    "weights": dict.fromkeys(ALIASING, 0) | {"stepped": 8},
+}
+"""Programs of scans over short rows."""
 
 FLAT: Final = {"operators": (*BRANCHES, *BODIES), "size": 3, "depth": 1}
 """Small programs, because each is compared under many transforms."""
@@ -179,6 +185,9 @@ ROUNDS: Final = (
     Round("aliasing", "exact", WRITTEN | {"aliasing": True}, None),
     Round("aliasing", "exact", RECURRED, QUICK),
     Round("aliasing", "large", RECURRED, QUICK),
+    Round("aliasing", "exact", STEPPED, QUICK, ["value", "vmap"]),
+    Round("aliasing", "smooth", STEPPED, QUICK, ["value", "grad", "vmap of grad"]),
+    Round("aliasing", "large", STEPPED, QUICK),
     Round("aliasing", "exact", REUSED, [*ALIASED, "jax"]),
     Round(
         "aliasing",

@@ -44,13 +44,13 @@ from hopflow.compiler.schedule import (
     coalesce,
     contract,
     copies,
+    expansion,
     groups,
     privatize,
     register_tiles,
-    rows_in_registers,
+    row_steps,
     scalar_replacement,
     threads,
-    unroll,
     unroll_and_jam,
     unswitch,
 )
@@ -395,14 +395,14 @@ def _other_length() -> Patches:
 
 
 def _lost_step() -> Patches:
-    right = unroll._Expansion._add_steps
+    right = expansion.Expansion._add_steps
 
-    def add_steps(self: unroll._Expansion, loop: For) -> bool:
+    def add_steps(self: expansion.Expansion, loop: For) -> bool:
         """Omit the last step of a row."""
         fewer = e.index(loop.extent.attr - 1)
         return right(self, replace(loop, extent=fewer))
 
-    return [(unroll._Expansion, "_add_steps", add_steps), _defined_results()]
+    return [(expansion.Expansion, "_add_steps", add_steps), _defined_results()]
 
 
 def _first_copy() -> Patches:
@@ -416,7 +416,7 @@ def _first_copy() -> Patches:
             copy = replace(copy, value=first.setdefault(statement, copy.value))
         return copy
 
-    return [(where, "copied", copied) for where in (unroll, unroll_and_jam, groups)]
+    return [(where, "copied", copied) for where in (expansion, unroll_and_jam, groups)]
 
 
 def _one_memory(of: Callable[[str], str]) -> Patches:
@@ -445,7 +445,7 @@ def _far_as_near() -> Patches:
 
 
 def _without_axis() -> Patches:
-    right = rows_in_registers._key
+    right = row_steps._key
 
     def key(buffer: Buffer, at: Any, row: LoopVar) -> Any:
         """Take two columns for one."""
@@ -454,7 +454,7 @@ def _without_axis() -> Patches:
             return None
         return buffer, tuple([None if i is None else i // 2 * 2 for i in found[1]])
 
-    return [(rows_in_registers, "_key", key)]
+    return [(row_steps, "_key", key)]
 
 
 def _same_mask() -> Patches:

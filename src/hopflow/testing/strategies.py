@@ -28,10 +28,11 @@ ALIASING: Final = {
     "same": 3,
     "exchange": 16,
     "recurred": 0,
+    "stepped": 0,
 }
 """The weights of steps that reuse memory, relative to 1 for other steps, in programs
-with `aliasing`; `exchange` has many variants. `recurred`, a loop of its own, is drawn
-where a weight is given for it."""
+with `aliasing`; `exchange` has many variants. `recurred` and `stepped`, which are loops
+of their own, are drawn where a weight is given for them."""
 
 BODIES: Final = ("fori", "while", "scan", "map", "subgraph", "checkpoint", "custom")
 

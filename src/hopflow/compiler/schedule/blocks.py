@@ -7,15 +7,18 @@ from hopflow.loop_ir.program import Binding, For, Stmt
 from hopflow.loop_ir.walk import replace, statements
 
 
-def block_of(loop: For, size: int | Expr) -> tuple[Var, For]:
+def block_of(loop: For, size: int | Expr, number: Var | None = None) -> tuple[Var, For]:
     """Return the variable of a loop over blocks, and the loop inside a block.
 
     for i in 0..n:            for i_row in 0..min(8, n - i_block * 8):
         a[i] = b[i]    ->         a[i_block * 8 + i_row] = b[i_block * 8 + i_row]
 
     The body is rewritten in place.
+
+    Args:
+        number: The variable of a loop over blocks that is there already.
     """
-    number = Var(f"{loop.var.name}_block", dtypes.int64)
+    number = number or Var(f"{loop.var.name}_block", dtypes.int64)
     inner = Var(f"{loop.var.name}_row", dtypes.int64)
     extent = _as_index(size)
     first = e.mul(e.read(number), extent)

@@ -4,32 +4,48 @@
         for i in 0..n vector 8 ...:            for i_row in 0..8 gang 8 independent:
             s[i, 0] = s[i, 0] + s[i, 1]            var kept0: u32 = s[.. i_row, 0]
             s[i, 1] = s[i, 1] ^ s[i, 0]            var kept1: u32 = s[.. i_row, 1]
-                                       ->          for step in 0..20:
-                                                       kept0 = kept0 + kept1
-                                                       kept1 = kept1 ^ kept0
-                                                   s[.. i_row, 0] = kept0
+            y[step, i, 0] = s[i, 0]                for step in 0..20:
+            y[step, i, 1] = s[i, 1]    ->              kept0 = kept0 + kept1
+    for j in 0..n:                                     kept1 = kept1 ^ kept0
+        for step in 0..20:                             y[step, 0, i_row] = kept0
+            out0[j, step] = y[step, j, 0]              y[step, 1, i_row] = kept1
+            ...                                    s[.. i_row, 0] = kept0
                                                    s[.. i_row, 1] = kept1
+                                               for j_row in 0..8:
+                                                   for step in 0..20:
+                                                       out0[...] = y[step, 0, j_row]
+                                                       ...
 
-An example's state, of which a step reads and writes single elements, lies apart from
-that of the next example: each step would gather and scatter it.
+The elements of an example lie apart from those of the next one: each step would gather
+and scatter, or shuffle them. Loops over the same rows that follow run in the same
+blocks, so that what is passed from one to the next stays in the cache, with the rows
+along its last axis: the results of a scan, and what its gradient reads.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Final, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final, NamedTuple, TypeAlias
 
+from hopflow import dtypes
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
-from hopflow.compiler.schedule.copies import copied
-from hopflow.compiler.schedule.groups import body_size
+from hopflow.compiler.schedule.row_steps import (
+    RowSteps,
+    axes_of,
+    steps_of_a_row,
+    written,
+)
+from hopflow.compiler.schedule.summary import Summary
+from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import (
     SERIAL,
     THREADS,
-    Assign,
     Binding,
-    Declare,
+    Copy,
     For,
     Let,
     Program,
@@ -40,189 +56,367 @@ from hopflow.loop_ir.walk import (
     accessed,
     bodies,
     loaded,
-    names,
-    nodes,
     replace,
     same,
     statements,
     uses,
 )
 
-MOST: Final = 16
-"""Elements of a row in registers, at most."""
-LARGEST: Final = 2048
-"""Instructions of a step, at most."""
 FEW: Final = 6
 """Elements of a row, at most, of which two vectors at a time fit into the registers."""
+CACHE: Final = 1 << 18
+"""Bytes that the loops over a block of rows pass to each other, at most."""
+FAR: Final = 8
+"""Statements, at most, before which a loop moves to the block."""
 
-
-_Key: TypeAlias = tuple[Buffer, tuple[int | None, ...]]
-"""An element of a row: its buffer, and its index; None stands for that of the row."""
-_Simple: TypeAlias = Let | Store
+_Axes: TypeAlias = dict[Buffer, set[int]]
 
 
 def rows_in_registers(program: Program, target: Target) -> None:
     """Edit a program in place, without the functions that it calls."""
-    _Pass(program, THREADS if target.has_threads else SERIAL).body(program.body)
+    _Pass(program, target).body(program.body)
+
+
+class _Use(NamedTuple):
+    """How often a statement names each buffer, and the buffers that it writes."""
+
+    named: Counter[Buffer]
+    stored: set[Buffer]
+
+
+class _Loop(NamedTuple):
+    """A loop that a block of rows may run: over the rows, or over steps of them.
+
+    place  the statement in the program
+    steps  what the steps do for a row; None: the loop is over rows
+    rows   a loop over the rows, whose variable the statements name
+    axes   by buffer, the axes of which all accesses take the element of the row
+    use    the buffers that the loop names and writes
+    """
+
+    place: For
+    steps: RowSteps | None
+    rows: For
+    axes: _Axes
+    use: _Use
+
+    def reads(self, buffer: Buffer) -> bool:
+        """Return whether the loop loads an element of a buffer."""
+        inside = statements([self.place])
+        return any(n.attr is buffer for s in inside for n in loaded(s))
+
+
+class _Rows(NamedTuple):
+    """The memory of a block for the rows of a buffer, and the axis of the rows."""
+
+    axis: int
+    own: Buffer
+
+
+@dataclass
+class _Series:
+    """Loops that a block of rows runs one after the other.
+
+    width    the number of rows in a block
+    earlier  statements between the loops, which move before them
+    near     the buffers whose rows a block has in memory of its own: those that nothing
+             else names, and inputs, of which it makes a copy
+    """
+
+    loops: list[_Loop]
+    width: int
+    earlier: Sequence[Stmt]
+    near: dict[Buffer, _Rows] = field(default_factory=dict)
+    left: int = CACHE
+
+    def add(self, buffer: Buffer, rows: _Rows) -> None:
+        """Give a block memory of its own for the rows of a buffer, if they are few."""
+        size = _size(buffer, rows.axis) * self.width
+        if 0 < size <= self.left and buffer not in self.near:
+            self.near[buffer] = rows
+            self.left -= size
+
+    @property
+    def saved(self) -> float:
+        """About how many instructions fewer the lanes of a gang take for a row."""
+        steps = [loop.steps for loop in self.loops if loop.steps is not None]
+        return sum(s.saved(self.width, self.near) for s in steps)
 
 
 class _Pass:
-    def __init__(self, program: Program, binding: Binding) -> None:
-        self._program, self._binding = program, binding
-        self._uses = cache(lambda: uses(program.body))
+    def __init__(self, program: Program, target: Target) -> None:
+        self._program, self._target = program, target
+        self._uses = uses(program.body)
 
     def body(self, body: list[Stmt]) -> None:
         """Edit such loops in a list of statements, and in those inside."""
-        for k, s in enumerate(body):
-            if isinstance(s, For) and s.independent:
-                continue  # a thread or the lanes of a gang run the loops in it
-            moved = self._moved(s) if isinstance(s, For) else None
-            if moved is not None:
-                body[k] = moved
+        at = 0
+        while at < len(body):
+            s, rest = body[at], body[at + 1 :]
+            series = None
+            if isinstance(s, For) and not s.independent:
+                series = self._series(s, rest)
+            if series is not None:
+                found: list[Stmt] = [*series.earlier, *self._in_blocks(series)]
+                moved = {*series.earlier, *(loop.place for loop in series.loops)}
+                body[at:] = [*found, *(t for t in rest if t not in moved)]
+                at += len(found)
                 continue
-            for inner in bodies(s):
+            # A thread, or the lanes of a gang, run the loops in an independent one.
+            for inner in (
+                bodies(s) if not (isinstance(s, For) and s.independent) else ()
+            ):
                 self.body(inner)
+            at += 1
 
-    def _moved(self, steps: For) -> For | None:
-        """Return the loop over rows in place of that over steps; None: it stays."""
-        rows = next((s for s in steps.body if isinstance(s, For)), None)
-        body = None if rows is None else _iteration(steps, rows)
-        if rows is None or body is None:
-            return None
-        elements = _elements(body, rows.var)
-        temporary = self._temporary(body, rows.var)
-        kept = {
-            key: Var(f"{rows.var.name}_kept{number}", load.dtype)
-            for number, (key, load) in enumerate(elements.items())
-        }
-        held = [key for key in kept if key[0] not in temporary]
-        if not any(map(_lies_apart, held)) or len(held) > MOST:
-            return None
-        self._program.arena = [b for b in self._program.arena if b not in temporary]
-        stores = {
-            key: Store(s.buffer, s.indices, e.read(kept[key]))
-            for s in body
-            if isinstance(s, Store)
-            and (key := _key(s.buffer, s.indices, rows.var)) in held
-        }
-        steps.body = [*_on_variables(body, rows.var, kept, temporary)]
-        declared = [Declare(kept[key], elements[key]) for key in held]
-        rows.body = [*declared, steps, *stores.values()]
-        width = rows.binding.width * (2 if len(held) <= FEW else 1)
-        rows.binding = Binding("gang", width)
-        if rows.extent.is_const and rows.extent.attr <= width:
-            return rows
-        number, lanes = block_of(rows, width)
-        return over_blocks(number, rows, width, [lanes], self._binding)
+    # --- which loops ------------------------------------------------------------------
 
-    def _temporary(self, body: Sequence[_Simple], row: Var) -> set[Buffer]:
-        """Return the buffers that only this body names, and of which it stores every
-        element before it loads it, once."""
-        inside, stored = uses(body), set[_Key]()
-        found = {
-            b for b, n in inside.items() if b.space == "arena" and self._uses()[b] == n
-        }
-        for s in body:
-            for node in loaded(s):
-                if _key(node.attr, e.index_of(node), row) not in stored:
-                    found.discard(node.attr)
-            if isinstance(s, Store):
-                key = _key(s.buffer, s.indices, row)
-                if key is None or key in stored:
-                    found.discard(s.buffer)
-                else:
-                    stored.add(key)
-        return found
-
-
-def _iteration(steps: For, rows: For) -> list[_Simple] | None:
-    """Return what a step does for a row, if its loops are vectors of as many rows, and
-    what is around them is the same for all rows; None: it does something else."""
-    stored = {s.buffer for s in statements(steps.body) if isinstance(s, Store)}
-    if any(node.op == "load" and node.attr in stored for node in nodes(steps.extent)):
+    def _series(self, first: For, rest: Sequence[Stmt]) -> _Series | None:
+        """Return the loops to run in blocks of rows, from a loop over steps on; None:
+        that does not pay."""
+        steps = steps_of_a_row(first, self._uses)
+        loops = [] if steps is None else [_of_steps(steps)]
+        earlier, later = list[Stmt](), list[_Use]()
+        for s in rest[:FAR] if loops else ():
+            loop, use = self._next(s, loops), _use(s)
+            if loop is not None and _is_free(loop.use, later):
+                loops.append(loop)
+            elif use is None:
+                break
+            elif _is_free(use, [*(loop.use for loop in loops), *later]):
+                earlier.append(s)
+            elif isinstance(s, Let):
+                break  # those after it read its variable
+            else:
+                later.append(use)
+        while loops:
+            while not _continues(loops):
+                loops.pop()
+            series = self._settled(loops, earlier)
+            if series.width > 1 and series.saved > 0:
+                return series
+            loops.pop()
         return None
-    within, body = {steps.var}, list[_Simple]()
-    for s in steps.body:
-        if isinstance(s, Let):
-            if any(node.attr in stored for node in loaded(s)):
-                return None
-            within.add(s.var)
-            body.append(s)
-            continue
-        if not (isinstance(s, For) and s.binding == rows.binding):
+
+    def _next(self, s: Stmt, loops: Sequence[_Loop]) -> _Loop | None:
+        """Return a loop that may follow others in a block, because it needs only what
+        they have written for the same rows; None: it is another statement."""
+        if not isinstance(s, For):
             return None
-        if s.binding.kind != "vector" or not same(s.extent, rows.extent):
-            return None
-        if names(s.extent, within):
-            return None
-        values: dict[Var, Expr] = {s.var: e.read(rows.var)}
-        for inner in s.body:
-            copy = copied(inner, values, "") if isinstance(inner, Let | Store) else None
-            if not isinstance(copy, Let | Store):
-                return None
-            body.append(copy)
-    return body if body_size(body) <= LARGEST else None
-
-
-def _on_variables(
-    body: Sequence[_Simple],
-    row: Var,
-    kept: Mapping[_Key, Var],
-    temporary: Collection[Buffer],
-) -> Iterator[Stmt]:
-    """Yield the statements of an iteration with variables in place of elements."""
-
-    def variable(node: Expr) -> Expr | None:
-        key = _key(node.attr, e.index_of(node), row) if node.op == "load" else None
-        var = None if key is None else kept.get(key)
-        return None if var is None else e.read(var)
-
-    for s in body:
-        replace(s, variable)
-        key = _key(s.buffer, s.indices, row) if isinstance(s, Store) else None
-        if key is None:
-            yield s
-        elif key[0] in temporary:
-            yield Let(kept[key], s.value)
+        if s.independent:
+            loop = _of_rows(s)
         else:
-            yield Assign(kept[key], s.value)
+            steps = steps_of_a_row(s, self._uses)
+            loop = None if steps is None else _of_steps(steps)
+        if loop is None or not same(loop.rows.extent, loops[0].rows.extent):
+            return None
+        if not all(_is_by_row(loop, other) for other in loops):
+            return None
+        return loop
+
+    def _settled(self, loops: Sequence[_Loop], earlier: Sequence[Stmt]) -> _Series:
+        """Return a series of loops, with the width of its gangs and what is private."""
+        extent = loops[0].rows.extent
+        widths = [
+            vector_binding(extent, _straight(steps.body), self._target).width
+            * (2 if len(steps.before) <= FEW else 1)
+            for loop in loops
+            if (steps := loop.steps) is not None
+        ]
+        series = _Series([*loops], min(widths), earlier)
+        for loop in loops:
+            for buffer in loop.axes:
+                axis = self._row_axis(buffer, loops)
+                if buffer in loop.use.stored and axis is not None:
+                    series.add(buffer, _Rows(axis, buffer))
+        for loop in loops:
+            for buffer, axis in loop.steps.inputs().items() if loop.steps else ():
+                if all(_only_reads(other, buffer, axis) for other in loops):
+                    name = f"{buffer.name}_{loop.rows.var.name}"
+                    own = Buffer(name, buffer.dtype, buffer.shape, "arena")
+                    series.add(buffer, _Rows(axis, own))
+        return series
+
+    def _row_axis(self, buffer: Buffer, loops: Sequence[_Loop]) -> int | None:
+        """Return the axis of the rows of a buffer that only these loops name, and that
+        is written before it is read; None: it is none."""
+        naming = [loop for loop in loops if buffer in loop.use.named]
+        total = sum(loop.use.named[buffer] for loop in naming)
+        if buffer.space != "arena" or total != self._uses[buffer]:
+            return None
+        if naming[0].reads(buffer):
+            return None
+        axes = set.intersection(*[loop.axes.get(buffer, set()) for loop in naming])
+        return min(axes, default=None)
+
+    # --- rewriting --------------------------------------------------------------------
+
+    def _in_blocks(self, series: _Series) -> list[For]:
+        """Return the loop over blocks of rows; the loops of a block, if all rows form
+        one."""
+        width, first = series.width, series.loops[0].rows
+        number, block = Var(f"{first.var.name}_block", dtypes.int64), list[For]()
+        is_one = first.extent.is_const and first.extent.attr <= width
+
+        def of_block(rows: For) -> For:
+            return rows if is_one else block_of(rows, width, number)[1]
+
+        for buffer, (axis, own) in series.near.items():
+            if own is not buffer:
+                self._program.arena.append(own)
+                block.append(self._copy(buffer, axis, own, first, of_block))
+        for loop in series.loops:
+            rows = of_block(_over_rows(loop, width))
+            for s in statements(rows.body):
+                _name_row(s, series.near, e.read(rows.var))
+            block.append(rows)
+            self._drop(loop.steps.temporary if loop.steps else ())
+        for axis, own in series.near.values():
+            own.shape = _rows_last(own.shape, axis, e.index(width))
+        if is_one:
+            return block
+        binding = THREADS if self._target.has_threads else SERIAL
+        return [over_blocks(number, first, width, [*block], binding)]
+
+    def _copy(
+        self,
+        buffer: Buffer,
+        axis: int,
+        own: Buffer,
+        rows: For,
+        of_block: Callable[[For], For],
+    ) -> For:
+        """Return the loops that copy the rows of a block to its own memory.
+
+        Args:
+            of_block: Returns the loop over the rows of a block.
+        """
+        names = [f"{own.name}_{k}" for k in range(len(own.shape))]
+        variables = [Var(name, dtypes.int64) for name in names]
+        at = tuple(map(e.read, variables))
+        copy = Store(own, at, e.load(buffer, at))
+        binding = vector_binding(rows.extent, [copy], self._target)
+        row = variables[axis]
+        loop = of_block(For(row, rows.extent, [copy], True, binding, rows.nodes))
+        copy.indices = _rows_last(at, axis, e.read(loop.var))
+        for k in reversed(range(len(at))):
+            if k != axis:
+                loop = For(variables[k], own.shape[k], [loop], independent=True)
+        return loop
+
+    def _drop(self, buffers: Collection[Buffer]) -> None:
+        self._program.arena = [b for b in self._program.arena if b not in buffers]
 
 
-def _lies_apart(key: _Key) -> bool:
-    """Return whether an element of a row does not lie beside that of the next one."""
-    buffer, at = key
-    return any(
-        not (n.is_const and n.attr == 1) for n in buffer.shape[at.index(None) + 1 :]
+def _straight(body: Sequence[Stmt]) -> list[Stmt]:
+    return [s for s in body if isinstance(s, Let | Store)]
+
+
+def _of_steps(steps: RowSteps) -> _Loop:
+    place, row = steps.steps, steps.rows.var
+    body = [*steps.before, *steps.body, *steps.after]
+    stored = {b for s in statements(place.body) for b in written(s)}
+    return _Loop(
+        place, steps, steps.rows, _axes(row, body), _Use(uses([place]), stored)
     )
 
 
-def _elements(body: Sequence[_Simple], row: Var) -> dict[_Key, Expr]:
-    """Return the elements of a row, each with its load, of the buffers that a body
-    stores; none if it accesses others of them, too."""
-    stored = {s.buffer for s in body if isinstance(s, Store)}
-    elements: dict[_Key, Expr] = {}
-    axes: dict[Buffer, int] = {}
+def _of_rows(rows: For) -> _Loop | None:
+    """Return a loop over rows; None: a row is more than loops over its elements."""
+    use, inside = _use(rows), [*statements(rows.body)]
+    return use and _Loop(rows, None, rows, _axes(rows.var, inside), use)
+
+
+def _use(s: Stmt) -> _Use | None:
+    """Return what a statement accesses; None: it must not be reordered with others."""
+    match s:
+        case Let():
+            return _Use(uses([s]), set())
+        case Copy():
+            return _Use(uses([s]), {s.target})
+        case For():
+            summary = Summary.of(s)
+            if not (summary.is_ordered or summary.changed):
+                return _Use(uses([s]), summary.stored)
+    return None
+
+
+def _axes(row: Var, body: Sequence[Stmt]) -> _Axes:
+    """Return by buffer the axes of which all accesses take the element of a row."""
+    found: _Axes = {}
     for s in body:
-        for node in loaded(s):
-            if node.attr in stored and e.condition_of(node) is not None:
-                return {}
         for buffer, at in accessed(s):
-            if buffer not in stored:
-                continue
-            key = _key(buffer, at, row)
-            if key is None:
-                return {}
-            axis = key[1].index(None)
-            if axes.setdefault(buffer, axis) != axis:
-                return {}
-            elements.setdefault(key, e.load(buffer, at))
-    return elements
+            axes = axes_of(row, at)
+            found[buffer] = found.get(buffer, axes) & axes
+    return found
 
 
-def _key(buffer: Buffer, at: Index, row: Var) -> _Key | None:
-    """Return the element of a row at an index; None: it is not that row's alone, or not
-    always the same one."""
-    index = tuple([int(i.attr) if i.is_const else None for i in at])
-    others = [i for i in at if not i.is_const]
-    is_of_row = len(others) == 1 and others[0].op == "var" and others[0].attr is row
-    return (buffer, index) if is_of_row else None
+def _continues(loops: Sequence[_Loop]) -> bool:
+    """Return whether the last loop reads what those before it have written."""
+    *others, last = loops
+    written = set[Buffer]().union(*[loop.use.stored for loop in others])
+    return not others or not written.isdisjoint(last.use.named)
+
+
+def _is_by_row(loop: _Loop, other: _Loop) -> bool:
+    """Return whether a row of a loop needs at most the same row of another loop."""
+    shared = _shared(loop.use, other.use)
+    return all(loop.axes.get(b, set()) & other.axes.get(b, set()) for b in shared)
+
+
+def _only_reads(loop: _Loop, buffer: Buffer, axis: int) -> bool:
+    """Return whether a loop reads at most the same row of a buffer."""
+    if buffer in loop.use.stored:
+        return False
+    return buffer not in loop.use.named or axis in loop.axes.get(buffer, ())
+
+
+def _is_free(use: _Use, others: Sequence[_Use]) -> bool:
+    """Return whether a statement may change places with others."""
+    return not any(_shared(use, other) for other in others)
+
+
+def _shared(use: _Use, other: _Use) -> set[Buffer]:
+    """Return the buffers that one of two statements writes, and the other one names."""
+    return (use.stored & other.named.keys()) | (other.stored & use.named.keys())
+
+
+def _size(buffer: Buffer, axis: int) -> int:
+    """Return the bytes of a row of a buffer; 0: only the run knows."""
+    others = [n for k, n in enumerate(buffer.shape) if k != axis]
+    if not all(n.is_const for n in others):
+        return 0
+    return prod(int(n.attr) for n in others) * buffer.dtype.itemsize
+
+
+def _over_rows(loop: _Loop, width: int) -> For:
+    """Return the loop over rows that runs a loop for each of them."""
+    rows, binding = loop.rows, Binding("gang", width)
+    if loop.steps is not None:
+        body = loop.steps.statements()
+        return For(rows.var, rows.extent, body, True, binding, rows.nodes)
+    if rows.binding.width > width:
+        rows.binding = Binding(rows.binding.kind, width)
+    return rows
+
+
+def _name_row(s: Stmt, near: Mapping[Buffer, _Rows], row: Expr) -> None:
+    """Let a statement access the memory of a block for its rows."""
+
+    def placed(node: Expr) -> Expr | None:
+        if node.op != "load" or node.attr not in near:
+            return None
+        axis, own = near[node.attr]
+        at = [e.rewrite(i, placed) for i in e.index_of(node)]
+        condition = e.condition_of(node)
+        condition = condition and e.rewrite(condition, placed)
+        return e.load(own, _rows_last(at, axis, row), condition)
+
+    replace(s, placed)
+    if isinstance(s, Store) and s.buffer in near:
+        axis, s.buffer = near[s.buffer]
+        s.indices = _rows_last(s.indices, axis, row)
+
+
+def _rows_last(at: Sequence[Expr], axis: int, row: Expr) -> Index:
+    return (*at[:axis], *at[axis + 1 :], row)

@@ -83,8 +83,8 @@ MEMORY_PASSES: Final[tuple[Callable[[MemoryPlan], None], ...]] = (
 LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     unroll,
     merge,
-    coalesce,
     rows_in_registers,
+    coalesce,
     move_steps_inside,
     blocked_sums,
     bind_threads,

@@ -16,27 +16,22 @@ from typing import Final
 
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.compiler.schedule.coalesce import outermost_coalesced
-from hopflow.compiler.schedule.copies import copied
+from hopflow.compiler.schedule.expansion import Expansion
 from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import (
-    Accumulate,
-    Declare,
     For,
     Let,
     Program,
     Stmt,
-    Store,
 )
 from hopflow.loop_ir.walk import (
     accessed,
     bodies,
     depends_on,
     expressions,
-    is_order_free,
-    loaded,
     nodes,
     perfect_nest,
     replace,
@@ -77,9 +72,9 @@ def _unroll(rows: For, target: Target) -> None:
         return
     if rows.extent.is_const and rows.extent.attr < FEWEST:
         return
-    if _is_coalesced(rows):
+    if is_coalesced(rows):
         return
-    body = _Expansion().of(rows.body)
+    body = Expansion().of(rows.body)
     if body is None:
         return
     _choose_elements(rows.var, body)
@@ -91,7 +86,7 @@ def _unroll(rows: For, target: Target) -> None:
         rows.body, rows.binding = body, binding
 
 
-def _is_coalesced(rows: For) -> bool:
+def is_coalesced(rows: For) -> bool:
     """Return whether `coalesce` will make one loop of a loop and the one in it."""
     nest = perfect_nest(rows)
     return len(nest) == 2 and outermost_coalesced(nest) == 0
@@ -117,81 +112,6 @@ def _pays(row: For, width: int) -> bool:
         return width > 1
     work = sum(weight(n) for s in row.body for n in nodes(*expressions(s)))
     return width > 1 and bool(row.extent.attr <= SHORT or work >= DEAR)
-
-
-class _Expansion:
-    """The statements of short loops, one after the other.
-
-    What the loops accumulate to a variable of the row is a `Let` after each step.
-    """
-
-    def __init__(self) -> None:
-        self.values: dict[Var, Expr] = {}
-        self.accumulators: set[Var] = set()
-        self.statements: list[Stmt] = []
-
-    def of(self, body: Sequence[Stmt]) -> list[Stmt] | None:
-        """Return the statements of a body; None: it has others than straight-line code
-        whose order may change."""
-        return self.statements if all(map(self._add, body)) else None
-
-    def _add(self, statement: Stmt) -> bool:
-        match statement:
-            case For():
-                return self._add_steps(statement)
-            case Declare(var, value):
-                self.accumulators.add(var)
-                self._define(var, value)
-            case Accumulate(var, combine, value) if var in self.accumulators:
-                if not is_order_free(statement):
-                    return False
-                self._define(var, e.binary(combine, e.read(var), value))
-            case Let() | Store() | Accumulate():
-                if not is_order_free(statement):
-                    return False
-                suffix = f"_{len(self.statements)}"
-                self.statements.append(copied(statement, self.values, suffix))
-            case _:
-                return False
-        return True
-
-    def _add_steps(self, loop: For) -> bool:
-        """Add the steps of a loop. If they update memory, all read before one writes,
-        so that the code generator may load and store whole rows."""
-        is_update, late = _updates(loop.body), list[Store]()
-        for k in range(loop.extent.attr):
-            self.values[loop.var] = e.index(k)
-            for statement in loop.body:
-                if isinstance(statement, Store) and is_update:
-                    copy = copied(statement, self.values, "")
-                    assert isinstance(copy, Store)
-                    value = Var(f"new_{len(self.statements)}", copy.value.dtype)
-                    self.statements.append(Let(value, copy.value))
-                    late.append(Store(copy.buffer, copy.indices, e.read(value)))
-                elif not self._add(statement):
-                    return False
-        self.statements += late
-        return True
-
-    def _define(self, var: Var, value: Expr) -> None:
-        suffix = f"_{len(self.statements)}"
-        self.statements.append(copied(Let(var, value), self.values, suffix))
-
-
-def _updates(body: Sequence[Stmt]) -> bool:
-    """Return whether a straight-line body writes memory that it has read, but reads
-    none that it has written. No iteration reads what another one has written."""
-    written: set[Buffer] = set()
-    read: set[Buffer] = set()
-    for statement in body:
-        if isinstance(statement, For):
-            return False
-        read.update(node.attr for node in loaded(statement))
-        if not read.isdisjoint(written):
-            return False
-        if isinstance(statement, Store):
-            written.add(statement.buffer)
-    return not written.isdisjoint(read)
 
 
 def _choose_elements(rows: Var, body: Sequence[Stmt]) -> None:

@@ -1,0 +1,99 @@
+"""`vmap` of scans whose states are short arrays, written as arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.libraries import row
+from benchmarks.workload import Workload
+
+
+def workloads(size: Callable[[int], int]) -> list[Workload]:
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> Any:
+        return rng.normal(size=shape).astype("f")
+
+    count = size(8192)
+    states, taps, signals = drawn(count, 3), drawn(count, 8), drawn(count, 40, 8)
+    words = rng.integers(0, 2**32, (count, 16)).astype("u4")
+    weights, hidden, inputs = drawn(4, 4) / 4, drawn(count, 4), drawn(count, 50, 4)
+    return [
+        row("lorenz-paths", _lorenz, (states,), rtol=1e-2, in_c=[100]),
+        row("lorenz-paths-grad", _lorenz_gradient, (states,), rtol=1e-2),
+        row("adaptive-filters", _filters, (taps, signals), rtol=1e-2, in_c=[40]),
+        row("shift-registers", _registers, (words,), in_c=[64]),
+        row("small-rnn-grad", _rnn_gradient, (weights, hidden, inputs), rtol=1e-2),
+    ]
+
+
+def _velocity(lib: Any, s: Any) -> Any:
+    x, y, z = s[0], s[1], s[2]
+    return lib.np.stack([10 * (y - x), x * (28 - z) - y, x * y - 2.5 * z])
+
+
+def _lorenz(lib: Any) -> Callable[..., Any]:
+    """The paths of points in the Lorenz system."""
+
+    def path(s: Any) -> Any:
+        def step(s: Any, _: Any) -> Any:
+            return s + 0.01 * _velocity(lib, s), s
+
+        return lib.scan(step, s, None, length=100)[1]
+
+    return lib.vmap(path)  # type: ignore[no-any-return]
+
+
+def _lorenz_gradient(lib: Any) -> Callable[..., Any]:
+    """How far each point has come, by where it has started."""
+
+    def distance(s: Any) -> Any:
+        def step(_: Any, x: Any) -> Any:
+            return x + 0.001 * _velocity(lib, x)
+
+        return lib.np.sum((lib.fori_loop(0, 100, step, s) - s) ** 2)
+
+    return lib.vmap(lib.grad(distance))  # type: ignore[no-any-return]
+
+
+def _filters(lib: Any) -> Callable[..., Any]:
+    """Least-mean-squares filters of eight taps, and what each leaves of its signal."""
+
+    def one(w: Any, xs: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            rest = x[0] - lib.np.sum(w * x)
+            return w + 0.01 * rest * x, rest
+
+        return lib.scan(step, w, xs)
+
+    return lib.vmap(one)  # type: ignore[no-any-return]
+
+
+def _registers(lib: Any) -> Callable[..., Any]:
+    """Shift registers with feedback: the window moves by one word in each step."""
+    concat = getattr(lib.np, "concat", None) or lib.np.concatenate
+
+    def one(w: Any) -> Any:
+        def step(_: Any, w: Any) -> Any:
+            return concat([w[1:], (w[0] ^ (w[9] + w[14]))[None]])
+
+        return lib.fori_loop(0, 64, step, w)
+
+    return lib.vmap(one)  # type: ignore[no-any-return]
+
+
+def _rnn_gradient(lib: Any) -> Callable[..., Any]:
+    """The gradient of a recurrent net of four cells with respect to its first state."""
+
+    def run(weights: Any, h: Any, xs: Any) -> Any:
+        def loss(h: Any, xs: Any) -> Any:
+            def step(h: Any, x: Any) -> Any:
+                h = lib.np.tanh(weights @ h + x)
+                return h, lib.np.sum(h)
+
+            return lib.np.sum(lib.scan(step, h, xs)[1])
+
+        return lib.vmap(lib.grad(loss))(h, xs)
+
+    return run

@@ -1,0 +1,441 @@
+"""What the steps of a loop do for a row, with the elements of the row in variables.
+
+    for step in 0..20:                       var kept0: u32 = s[i, 0]
+        for i in 0..n vector 8 ...:          var kept1: u32 = s[i, 1]
+            s[i, 0] = s[i, 0] + s[i, 1]      for step in 0..20:
+            s[i, 1] = s[i, 1] ^ s[i, 0]  ->      kept0 = kept0 + kept1
+                                                 kept1 = kept1 ^ kept0
+                                             s[i, 0] = kept0
+                                             s[i, 1] = kept1
+
+The loops of a step are over as many rows, and a row depends only on itself. Loops over
+its elements are written out. Arrays that a step writes before it reads them have no
+memory any more, and where steps exchange the memory of two arrays, variables are
+assigned.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Final, NamedTuple, TypeAlias, TypeGuard
+
+from hopflow.compiler.schedule.expansion import Expansion
+from hopflow.compiler.schedule.groups import body_size
+from hopflow.compiler.schedule.row_costs import (
+    GATHERED,
+    cost_in_lanes,
+    cost_in_loops,
+)
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
+from hopflow.loop_ir.program import Assign, Copy, Declare, For, Let, Stmt, Store, Swap
+from hopflow.loop_ir.walk import (
+    accessed,
+    loaded,
+    names,
+    nodes,
+    replace,
+    same,
+    same_shape,
+    statements,
+    uses,
+)
+
+MOST: Final = 16
+"""Elements of a row in variables, at most."""
+LARGEST: Final = 2048
+"""Instructions of a step, at most."""
+TRIPS: Final = 8
+"""Steps of a loop, if only the run knows their number."""
+
+_Key: TypeAlias = tuple[Buffer, tuple[int | None, ...]]
+"""An element of a row: its buffer, and its index; None stands for that of the row."""
+_Simple: TypeAlias = Let | Store
+
+
+class RowSteps(NamedTuple):
+    """The steps of a row.
+
+    steps      the loop over steps
+    rows       a loop over the rows in it, whose variable `body` names
+    body       what a step does for a row
+    before     loads the elements that are kept in variables
+    after      stores those that the steps have changed
+    temporary  the buffers that the steps do not access any more
+    cost       about how many instructions the steps take for a row where they are
+    """
+
+    steps: For
+    rows: For
+    body: list[Stmt]
+    before: list[Declare]
+    after: list[Store]
+    temporary: set[Buffer]
+    cost: float
+
+    def saved(self, width: int, near: Collection[Buffer]) -> float:
+        """Return about how many instructions fewer the lanes of a gang take for a row.
+
+        Args:
+            width: The number of lanes.
+            near: Buffers of which the elements of rows will be adjacent.
+        """
+        extent = self.steps.extent
+        trips = extent.attr if extent.is_const else TRIPS
+        of_step, once = cost_in_lanes(
+            self.body, self.rows.var, self.steps.var, width, near
+        )
+        return float(
+            (self.cost - of_step) * trips - GATHERED * (len(self.before) + once)
+        )
+
+    def inputs(self) -> dict[Buffer, int]:
+        """Return the buffers of which each step reads a part of the row, and all steps
+        the whole row, with the axis of the rows: what a scan iterates over."""
+        read: dict[Buffer, list[Index]] = {}
+        for node in (n for s in self.body for n in loaded(s)):
+            indices, at = read.setdefault(node.attr, []), e.index_of(node)
+            if not any(same_shape(at, other) for other in indices):
+                indices.append(at)
+        return {
+            b: axis
+            for b, indices in read.items()
+            if (axis := self._passed(b, indices)) is not None
+        }
+
+    def _passed(self, buffer: Buffer, indices: Sequence[Index]) -> int | None:
+        """Return the axis of the rows of a buffer, if the elements that a step reads
+        are most of those of its part of the row; None: they are not."""
+        step, last = e.read(self.steps.var), e.sub(self.steps.extent, e.index(1))
+        rows = set.intersection(*[axes_of(self.rows.var, at) for at in indices])
+        if len(rows) != 1 or buffer.strides is not None:
+            return None
+        parts = elements = 1
+        for axis, n in enumerate(buffer.shape):
+            of_axis = [at[axis] for at in indices]
+            if axis in rows:
+                continue
+            if all(same(i, step) or same(i, e.sub(last, step)) for i in of_axis):
+                parts += same(n, self.steps.extent)
+            elif n.is_const and all(i.is_const for i in of_axis):
+                elements *= n.attr
+            else:
+                return None
+        is_passed = parts == 2 and 2 * len(indices) >= elements
+        return min(rows) if is_passed else None
+
+    def statements(self) -> list[Stmt]:
+        """Return the statements for a row; the loop over steps becomes one of them."""
+        self.steps.body = self.body
+        return [*self.before, self.steps, *self.after]
+
+
+def steps_of_a_row(steps: For, named: Counter[Buffer]) -> RowSteps | None:
+    """Return what the steps of a loop do for a row; None: rows are not independent, or
+    a step does something else.
+
+    Args:
+        named: How often the program names each buffer.
+    """
+    iteration = _iteration(steps)
+    if iteration is None:
+        return None
+    rows, body = iteration.rows, iteration.body
+    temporary = _temporary(steps, body, rows.var, named)
+    copies = _exchanged(iteration, temporary)
+    if copies is None:
+        return None
+    body += copies
+    elements = _elements(body, rows.var)
+    held = [key for key in elements if key[0] not in temporary]
+    kept = {
+        key: Var(f"{rows.var.name}_kept{number}", elements[key].dtype)
+        for number, key in enumerate(held)
+    }
+    if not any(map(_lies_apart, kept)) or len(kept) > MOST:
+        return None
+    before = [Declare(var, elements[key]) for key, var in kept.items()]
+    after = {
+        key: Store(s.buffer, s.indices, e.read(kept[key]))
+        for s in body
+        if isinstance(s, Store) and (key := _key(s.buffer, s.indices, rows.var)) in kept
+    }
+    new = [*_on_variables(body, rows.var, kept, temporary)]
+    return RowSteps(
+        steps, rows, new, before, [*after.values()], temporary, iteration.cost
+    )
+
+
+# --- what a step does -----------------------------------------------------------------
+
+
+class _Iteration(NamedTuple):
+    """What a step does for a row.
+
+    rows       the first loop over rows of the step
+    body       straight-line code, for the row of that loop
+    exchanged  the arrays whose memory the step exchanges in the end
+    cost       about how many instructions it takes in the loops of the step
+    """
+
+    rows: For
+    body: list[_Simple]
+    exchanged: list[Swap]
+    cost: float
+
+
+def _iteration(steps: For) -> _Iteration | None:
+    """Return what a step does for a row, if its loops are over as many rows, and what
+    is around them is the same for all rows; None: it does something else."""
+    stored = {b for s in statements(steps.body) for b in written(s)}
+    if any(node.op == "load" and node.attr in stored for node in nodes(steps.extent)):
+        return None
+    rows = next((_per_row(s)[0] for s in steps.body if _is_over_rows(s)), None)
+    if rows is None:
+        return None
+    within, expansion = {steps.var}, Expansion()
+    exchanged, cost = list[Swap](), 0.0
+    for s in steps.body:
+        body: Sequence[Stmt] = [s]
+        if _is_over_rows(s):
+            loop, body, times = _per_row(s)
+            if not same(loop.extent, rows.extent) or names(loop.extent, within):
+                return None
+            if _steps(body) * body_size(body) > LARGEST:
+                return None
+            expansion.values[loop.var] = e.read(rows.var)
+            cost += times * cost_in_loops(loop)
+        elif isinstance(s, Let):
+            if any(node.attr in stored for node in loaded(s)):
+                return None
+            within.add(s.var)
+        elif isinstance(s, Copy):
+            body = _by_element(s, rows)
+            cost += body_size(body)
+        elif isinstance(s, Swap):
+            exchanged.append(s)
+            continue
+        else:
+            return None
+        if exchanged or not body or expansion.of(body) is None:
+            return None
+    found = [s for s in expansion.statements if isinstance(s, Let | Store)]
+    is_simple = len(found) == len(expansion.statements)
+    if not is_simple or body_size(found) > LARGEST:
+        return None
+    return _Iteration(rows, found, exchanged, cost)
+
+
+def _is_over_rows(s: Stmt) -> TypeGuard[For]:
+    return isinstance(s, For) and s.independent
+
+
+def _by_element(copy: Copy, rows: For) -> list[Store]:
+    """Return the copies of the elements of a row; none if there are more than a few, or
+    it is not known which axis is that of the rows."""
+    shape = copy.target.shape
+    axes = [k for k, n in enumerate(shape) if same(n, rows.extent)]
+    if len(axes) != 1 or not same_shape(shape, copy.source.shape):
+        return []
+    others = [n for k, n in enumerate(shape) if k not in axes]
+    if not all(n.is_const for n in others) or prod(n.attr for n in others) > MOST:
+        return []
+    ranges = [
+        [e.read(rows.var)] if k in axes else [*map(e.index, range(n.attr))]
+        for k, n in enumerate(shape)
+    ]
+    return [Store(copy.target, at, e.load(copy.source, at)) for at in product(*ranges)]
+
+
+def written(s: Stmt) -> Sequence[Buffer]:
+    """Return the buffers that a statement of a step writes."""
+    match s:
+        case Store():
+            return [s.buffer]
+        case Copy():
+            return [s.target]
+        case Swap():
+            return [s.a, s.b]
+    return []
+
+
+def _per_row(loop: For) -> tuple[For, Sequence[Stmt], int]:
+    """Return the loop over rows of a nest, what the nest does for a row, and how often
+    that loop runs: it may be in loops over the elements of a row."""
+    inner = loop.body[0] if len(loop.body) == 1 else None
+    if (
+        not (isinstance(inner, For) and inner.independent)
+        or not _has_few(loop)
+        or _has_few(inner)
+        or names(inner.extent, {loop.var})
+    ):
+        return loop, loop.body, 1
+    rows, body, times = _per_row(inner)
+    row = For(loop.var, loop.extent, [*body], True, loop.binding, loop.nodes)
+    return rows, [row], times * loop.extent.attr
+
+
+def _has_few(loop: For) -> bool:
+    return bool(loop.extent.is_const and loop.extent.attr <= MOST)
+
+
+def _steps(body: Sequence[Stmt]) -> int:
+    """Return the most steps of a nest of loops in a body; more than allowed, if they
+    are not known."""
+    most = 1
+    for s in body:
+        if isinstance(s, For):
+            extent = s.extent.attr if s.extent.is_const else LARGEST + 1
+            most = max(most, extent * _steps(s.body))
+    return most
+
+
+def _temporary(
+    steps: For, body: Sequence[_Simple], row: Var, named: Counter[Buffer]
+) -> set[Buffer]:
+    """Return the buffers that only these steps name, and of which each step stores
+    every element before it loads it."""
+    inside, stored = uses(steps.body), set[_Key | None]()
+    found = {b for b, n in inside.items() if b.space == "arena" and named[b] == n}
+    for s in body:
+        for node in loaded(s):
+            key = _key(node.attr, e.index_of(node), row)
+            if key not in stored or e.condition_of(node) is not None:
+                found.discard(node.attr)
+        if isinstance(s, Store):
+            key = _key(s.buffer, s.indices, row)
+            stored.add(key)
+            if key is None:
+                found.discard(s.buffer)
+    return found.intersection(key[0] for key in stored if key is not None)
+
+
+def _exchanged(
+    iteration: _Iteration, temporary: Collection[Buffer]
+) -> list[_Simple] | None:
+    """Return what assigns elements in place of the exchanges of memory; None: there are
+    many elements, or some are not known.
+
+        swap a, t                let a_next0 = t[i, 0]
+        swap b, t    ->          let b_next0 = a[i, 0]
+                                 a[i, 0] = a_next0
+                                 b[i, 0] = b_next0
+
+    All of an array is known that a step stores before it reads it: the exchanges leave
+    nothing in it that is read again.
+    """
+    swapped = [b for swap in iteration.exchanged for b in (swap.a, swap.b)]
+    content = {b: b for b in swapped}
+    for swap in iteration.exchanged:
+        content[swap.a], content[swap.b] = content[swap.b], content[swap.a]
+    stored = {
+        _key(s.buffer, s.indices, iteration.rows.var)
+        for s in iteration.body
+        if isinstance(s, Store)
+    }
+    reads, writes = list[_Simple](), list[_Simple]()
+    for target, source in content.items():
+        if target is source or target in temporary:
+            continue
+        copies = _by_element(Copy(target, source), iteration.rows)
+        if not copies:
+            return None
+        for number, s in enumerate(copies):
+            key = _key(source, s.indices, iteration.rows.var)
+            if source in temporary and key not in stored:
+                return None
+            name = f"{target.name}_{iteration.rows.var.name}_next{number}"
+            next_ = Var(name, target.dtype)
+            reads.append(Let(next_, s.value))
+            writes.append(Store(target, s.indices, e.read(next_)))
+    return reads + writes
+
+
+# --- elements -------------------------------------------------------------------------
+
+
+def _elements(body: Sequence[_Simple], row: Var) -> dict[_Key, Expr]:
+    """Return the elements of a row, each with its load, of the buffers that a body
+    stores; none if it accesses others of them, too, except to write results."""
+    read = {node.attr for s in body for node in loaded(s)}
+    stored = {s.buffer for s in body if isinstance(s, Store)}
+    results = {b for b in stored - read if _has_results(b, body, row)}
+    elements: dict[_Key, Expr] = {}
+    axes: dict[Buffer, int] = {}
+    for s in body:
+        for node in loaded(s):
+            if node.attr in stored and e.condition_of(node) is not None:
+                return {}
+        for buffer, at in accessed(s):
+            if buffer not in stored or buffer in results:
+                continue
+            key = _key(buffer, at, row)
+            if key is None:
+                return {}
+            axis = key[1].index(None)
+            if axes.setdefault(buffer, axis) != axis:
+                return {}
+            elements.setdefault(key, e.load(buffer, at))
+    return elements
+
+
+def _has_results(buffer: Buffer, body: Sequence[_Simple], row: Var) -> bool:
+    """Return whether each step stores elements of its own, in a part of a buffer that
+    belongs to the row."""
+    indices = [s.indices for s in body if isinstance(s, Store) and s.buffer is buffer]
+    is_fixed = all(_key(buffer, at, row) for at in indices)
+    return (
+        bool(set.intersection(*[axes_of(row, at) for at in indices])) and not is_fixed
+    )
+
+
+def axes_of(row: Var, at: Index) -> set[int]:
+    """Return the axes of which an index is that of the row."""
+    return {axis for axis, i in enumerate(at) if i.op == "var" and i.attr is row}
+
+
+def _key(buffer: Buffer, at: Index, row: Var) -> _Key | None:
+    """Return the element of a row at an index; None: it is not that row's alone, or not
+    always the same one."""
+    index = tuple([int(i.attr) if i.is_const else None for i in at])
+    others = [i for i in at if not i.is_const]
+    is_of_row = len(others) == 1 and others[0].op == "var" and others[0].attr is row
+    return (buffer, index) if is_of_row else None
+
+
+def _lies_apart(key: _Key) -> bool:
+    """Return whether an element of a row does not lie beside that of the next one."""
+    buffer, at = key
+    return any(
+        not (n.is_const and n.attr == 1) for n in buffer.shape[at.index(None) + 1 :]
+    )
+
+
+def _on_variables(
+    body: Sequence[_Simple],
+    row: Var,
+    kept: Mapping[_Key, Var],
+    temporary: Collection[Buffer],
+) -> Iterator[Stmt]:
+    """Yield the statements of an iteration with variables in place of elements; each
+    store of a temporary one has a variable of its own."""
+    latest = dict(kept)
+
+    def variable(node: Expr) -> Expr | None:
+        key = _key(node.attr, e.index_of(node), row) if node.op == "load" else None
+        var = None if key is None else latest.get(key)
+        return None if var is None else e.read(var)
+
+    for number, s in enumerate(body):
+        replace(s, variable)
+        key = _key(s.buffer, s.indices, row) if isinstance(s, Store) else None
+        if key is None or not isinstance(s, Store):
+            yield s
+        elif key[0] in temporary:
+            latest[key] = Var(f"{key[0].name}_{row.name}_{number}", s.value.dtype)
+            yield Let(latest[key], s.value)
+        elif key in kept:
+            yield Assign(kept[key], s.value)
+        else:
+            yield s
