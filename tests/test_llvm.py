@@ -1114,3 +1114,23 @@ def test_a_division_of_what_may_be_negative_is_signed() -> None:
     jitted = hf.jit(lambda k: hf.remainder(k - 3, 7))
     assert int(jitted(np.array(1))) == 5
     assert "urem i64" not in jitted.llvm_ir
+
+
+def test_the_minimum_of_a_quotient_and_zero_does_not_abort_llvm() -> None:
+    """It took this for a conversion that saturates at integers of no bits."""
+
+    def step(_: Any, a: Any, b: Any, c: Any) -> Any:
+        b = b + hf.minimum(c[0] - b[0], c[0] // 7)
+        c = c + (hf.maximum(a[0] ^ a[0], b[0] + c[0]) + a[0] // 7)
+        return b, c, c
+
+    def f(x: Any) -> Any:
+        batched = hf.vmap(lambda a, b, c: step(0, a, b, c))
+        return hf.fori_loop(0, 1, lambda _, a, b, c: batched(a, b, c), (x, x, x))
+
+    x = (np.arange(48).reshape(3, 16, 1) * 5).astype("uint8")
+    g = hf.vmap(f)
+    with hf.debug():
+        expected = g(hf.asarray(x))
+    for found, want in zip(hf.jit(g)(x), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(want))

@@ -249,6 +249,10 @@ def _divided(f: Function, op: str, dtype: DType, width: int, args: list[str]) ->
 
     The floats have at least twice the bits of the integers. A quotient that is no
     integer is therefore farther from one than rounding can move it.
+
+    `freeze` keeps LLVM from taking the minimum of a quotient and what it finds to be 0
+    for a conversion that saturates at 0 bits, of which there are no integers: it aborts
+    the process.
     """
     t = register_type(dtype, width)
     wide = lanes("double" if dtype.bits > 16 else "float", width)
@@ -256,6 +260,7 @@ def _divided(f: Function, op: str, dtype: DType, width: int, args: list[str]) ->
     x, y = (f.emit(f"{sign}itofp {t} {a} to {wide}") for a in args)
     ratio = f.emit(f"fdiv {wide} {x}, {y}")
     quotient = f.emit(f"fpto{sign}i {wide} {ratio} to {t}")
+    quotient = f.emit(f"freeze {t} {quotient}")
     if op == "div":
         return quotient
     product = f.emit(f"mul {t} {quotient}, {args[1]}")
