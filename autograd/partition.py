@@ -4,8 +4,7 @@ recomputes.
 The cheapest set of values from which all needed values can be computed is a minimum cut
 of the graph between what is free and what is needed. Saving a value costs its bytes;
 recomputing one costs much less if its operation is cheap, and is not allowed otherwise
-(Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, for the idea; the
-cut is that of Ford and Fulkerson, computed by SciPy).
+(Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, for the idea).
 
 A size that a body computes in each run, such as the number of steps of an inner loop,
 is undefined outside of the body. A value with such a size is always recomputed.
@@ -16,8 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
 
-import numpy as np
-
+from hopflow.autograd.minimum_cut import sink_side
 from hopflow.errors import DerivativeError
 from hopflow.graph.core import Graph, Node, Var
 from hopflow.graph.rewriting import clone, effects, eliminate_dead_code, reader
@@ -87,7 +85,7 @@ def choose_residuals(
                 edges[number[arg] + 1, n] = _INFINITE
     for var in needed:
         edges[number[var] + 1, _SINK] = _INFINITE
-    reaching = _sink_side(edges, 2 * len(vars_) + 2)
+    reaching = sink_side(edges, _SOURCE, _SINK)
     cut = {v for v, n in number.items() if n not in reaching and n + 1 in reaching}
     return [v for v in vars_ if v in cut]
 
@@ -222,22 +220,3 @@ def _sizes(vars_: Collection[Var]) -> dict[Var, int]:
         sizes[var] = prod(shape) * var.type.dtype.itemsize
     scale = max(1.0, max(sizes.values()) * len(sizes) * 2 * _SAVE / _INFINITE)
     return {var: max(1, int(size / scale)) for var, size in sizes.items()}
-
-
-def _sink_side(edges: dict[tuple[int, int], int], count: int) -> set[int]:
-    """Return the nodes on the sink's side of a minimum cut: of all minimum cuts the
-    one that leaves least to recompute."""
-    # SciPy takes long to import, and most programs have no derivatives.
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
-    pairs = np.array(list(edges), np.int32)
-    capacities = np.array(list(edges.values()), np.int32)
-    shape = (count, count)
-    network = csr_array((capacities, (pairs[:, 0], pairs[:, 1])), shape=shape)
-    flow = maximum_flow(network, _SOURCE, _SINK).flow
-    left = network - flow
-    left.data[left.data < 0] = 0
-    left.eliminate_zeros()
-    order = breadth_first_order(left.T, _SINK, return_predecessors=False)
-    return {int(n) for n in order}
