@@ -243,7 +243,7 @@ def test_a_loop_that_reads_other_rows_of_a_result() -> None:
 
 
 def test_exchanges_of_several_carries() -> None:
-    """What was the first carry is the second one of the next step, and then the last."""
+    """The first carry is the second one of the next step, and then the last."""
 
     def step(_: Any, a: Any, b: Any, c: Any) -> Any:
         return hf.stack([a[1] * c[0], a[0] - c[1]]), a, b

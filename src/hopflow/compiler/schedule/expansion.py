@@ -55,14 +55,16 @@ class Expansion:
         so that the code generator may load and store whole rows."""
         if loop.binding.kind == "vector" and not all(map(_is_any_order, loop.body)):
             return False
-        is_update, late = _updates(loop.body), list[Store]()
+        is_update = loop.independent and _updates(loop.body)
+        late = list[Store]()
         for k in range(loop.extent.attr):
             self.values[loop.var] = e.index(k)
             for statement in loop.body:
                 if isinstance(statement, Store) and is_update:
                     copy = copied(statement, self.values, "")
                     assert isinstance(copy, Store)
-                    value = Var(f"new_{len(self.statements)}", copy.value.dtype)
+                    name = f"new_{len(self.statements)}_{loop.var.name}"
+                    value = Var(name, copy.value.dtype)
                     self.statements.append(Let(value, copy.value))
                     late.append(Store(copy.buffer, copy.indices, e.read(value)))
                 elif not self._add(statement):

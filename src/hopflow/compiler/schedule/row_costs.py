@@ -4,7 +4,7 @@ The costs are numbers of instructions for each row, about.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from hopflow.compiler.schedule.groups import body_size
 from hopflow.compiler.schedule.unroll import is_coalesced
@@ -16,6 +16,9 @@ SHUFFLED: Final = 0.25
 """Of an element, if vectors of the elements of rows are shuffled."""
 GATHERED: Final = 2.0
 """Of an element, if it is gathered."""
+FAR: Final = 3.0
+"""Of an element beside that of the next row, but far from that of the next step: caches
+do not expect it."""
 SCATTERED: Final = 6.0
 """Of an element, if it is scattered: each lies in a cache line of its own."""
 
@@ -23,7 +26,13 @@ SCATTERED: Final = 6.0
 def cost_in_loops(rows: For) -> float:
     """Return what a row costs in a loop over rows."""
     if rows.binding.kind == "vector":
-        apart = sum(map(len, _apart(rows.body, rows.var)))
+        moving = _moving(rows.body, rows.var)
+        elements = [
+            access
+            for is_store in (False, True)
+            for access in _accessed(rows.body, is_store=is_store)
+        ]
+        apart = sum(_is_apart(*access, rows.var, moving) for access in elements)
         return body_size(rows.body) / rows.binding.width + SHUFFLED * apart
     if is_coalesced(rows) and isinstance(row := rows.body[0], For):
         steps: int = row.extent.attr
@@ -54,35 +63,35 @@ def cost_in_lanes(
         step: The variable of the loop over steps.
         near: Buffers of which the elements of rows will be adjacent.
     """
-    stored = {s.buffer for s in body if isinstance(s, Store)}
-    loads, stores = _apart(body, row, near)
-    fixed = [
-        at
-        for buffer, at in loads
-        if buffer not in stored
-        and not any(n.op == "load" or n.attr is step for n in nodes(*at))
-    ]
-    gathered = GATHERED * (len(loads) - len(fixed)) + SCATTERED * len(stores)
-    return body_size(body) / width + gathered, len(fixed)
+    moving, cost, once = _moving(body, row), body_size(body) / width, 0
+    for is_store in (False, True):
+        for buffer, at in _accessed(body, is_store=is_store):
+            order = nodes(*at)
+            changes = any(n.op == "load" or n.attr is step for n in order)
+            if buffer in near:
+                continue
+            if _is_apart(buffer, at, row, moving):
+                cost += (SCATTERED if is_store else GATHERED) * changes
+                once += not changes
+            elif changes and any(n.attr is row for n in order):
+                cost += FAR
+    return cost, once
 
 
-_Access: TypeAlias = tuple[Buffer, Index]
+def _moving(body: Sequence[Stmt], row: Var) -> set[Var]:
+    """Return the variables that may differ between rows."""
+    return {row, *(s.var for s in body if isinstance(s, Let))}
 
 
-def _apart(
-    body: Sequence[Stmt], row: Var, near: Collection[Buffer] = ()
-) -> tuple[list[_Access], list[_Access]]:
-    """Return the elements that are loaded, and those that are stored, which do not lie
-    beside that of the next row."""
-    moving = {row, *(s.var for s in body if isinstance(s, Let))}
-    found: tuple[list[_Access], list[_Access]] = [], []
+def _accessed(body: Sequence[Stmt], *, is_store: bool) -> list[tuple[Buffer, Index]]:
+    """Return the elements that straight-line code loads, or stores, each once."""
+    found: list[tuple[Buffer, Index]] = []
     for s in body:
         for buffer, at in accessed(s):
-            if buffer in near or not _is_apart(buffer, at, row, moving):
-                continue
-            same_kind = found[isinstance(s, Store) and at is s.indices]
-            if not any(b is buffer and same_shape(at, i) for b, i in same_kind):
-                same_kind.append((buffer, at))
+            if (isinstance(s, Store) and at is s.indices) is is_store and not any(
+                b is buffer and same_shape(at, other) for b, other in found
+            ):
+                found.append((buffer, at))
     return found
 
 

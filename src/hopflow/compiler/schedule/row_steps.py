@@ -111,6 +111,8 @@ class RowSteps(NamedTuple):
         rows = set.intersection(*[axes_of(self.rows.var, at) for at in indices])
         if len(rows) != 1 or buffer.strides is not None:
             return None
+        if rows == {len(buffer.shape) - 1}:  # the elements of rows are adjacent
+            return None
         parts = elements = 1
         for axis, n in enumerate(buffer.shape):
             of_axis = [at[axis] for at in indices]

@@ -193,7 +193,7 @@ class _Pass:
             while not _continues(loops):
                 loops.pop()
             series = self._settled(loops, earlier)
-            if series.width > 1 and series.saved > 0:
+            if series is not None and series.width > 1 and series.saved > 0:
                 return series
             loops.pop()
         return None
@@ -214,8 +214,12 @@ class _Pass:
             return None
         return loop
 
-    def _settled(self, loops: Sequence[_Loop], earlier: Sequence[Stmt]) -> _Series:
-        """Return a series of loops, with the width of its gangs and what is private."""
+    def _settled(
+        self, loops: Sequence[_Loop], earlier: Sequence[Stmt]
+    ) -> _Series | None:
+        """Return a series of loops, with the width of its gangs and what is private;
+        None: something that nothing else names does not fit into the cache. A thread
+        would have memory of its own for all of it."""
         extent = loops[0].rows.extent
         widths = [
             vector_binding(extent, _straight(steps.body), self._target).width
@@ -227,8 +231,11 @@ class _Pass:
         for loop in loops:
             for buffer in loop.axes:
                 axis = self._row_axis(buffer, loops)
-                if buffer in loop.use.stored and axis is not None:
-                    series.add(buffer, _Rows(axis, buffer))
+                if buffer not in loop.use.stored or axis is None:
+                    continue
+                series.add(buffer, _Rows(axis, buffer))
+                if buffer not in series.near:
+                    return None
         for loop in loops:
             for buffer, axis in loop.steps.inputs().items() if loop.steps else ():
                 if all(_only_reads(other, buffer, axis) for other in loops):

@@ -167,7 +167,9 @@ def _suits(
     loop: For, program: Program, named: Callable[[], Counter[Buffer]], large: int
 ) -> bool:
     inside = list(statements(loop.body))
-    if not loop.independent or not (any(map(_loops, inside)) or _work(loop) > large):
+    if not loop.independent or loop.binding.kind == "gang":
+        return False
+    if not (any(map(_loops, inside)) or _work(loop) > large):
         return False
     summary = Summary.of(loop)
     if any(map(_is_foreign, inside)):
