@@ -21,6 +21,8 @@ from hopflow.testing.program_text import from_text
 from hopflow.testing.recorder import record
 from hopflow.testing.strategies import KINDS
 
+pytestmark = pytest.mark.slow
+
 QUICK = [Round("quick", "exact", {"dtypes": ["int64"]}, ["debug"])]
 
 

@@ -16,6 +16,8 @@ from hopflow.testing.program import Argument, Body, Name, Program, Statement
 from hopflow.testing.recorder import record
 from hopflow.testing.strategies import KINDS, programs
 
+pytestmark = pytest.mark.slow
+
 DRAWN: Final = 30
 SEEDS: Final = range(30)
 """Programs of one seed are alike, and which they are depends on what was imported."""

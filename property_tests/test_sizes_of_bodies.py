@@ -4,10 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 import hopflow
 from hopflow.testing.executions import agree, run_debug, run_symbolic_native
+
+pytestmark = pytest.mark.slow
 
 hf: Any = hopflow
 Step = Callable[[Any, Any], Any]

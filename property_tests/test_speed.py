@@ -13,6 +13,8 @@ from hopflow.testing.program import Program
 from hopflow.testing.program_text import from_text
 from hopflow.testing.transforms import Transform
 
+pytestmark = pytest.mark.slow
+
 FAST = speed.Times([1e-3] * 5, [2e-3] * 5, (0.1, 0.2))
 SLOW = speed.Times([3e-3] * 5, [1e-3] * 5, (0.1, 0.2))
 

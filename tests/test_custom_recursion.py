@@ -15,6 +15,8 @@ from hopflow.graph.verifier import verify
 from hopflow.hops.custom import CUSTOM
 from hopflow.ops.opdef import OPERATIONS
 
+pytestmark = pytest.mark.slow
+
 JVP: Any = hf.custom_jvp
 VJP: Any = hf.custom_vjp
 kinds = pytest.mark.parametrize("kind", [JVP, VJP])
