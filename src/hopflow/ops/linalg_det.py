@@ -133,6 +133,8 @@ def _cofactors(x: Any) -> Any:
         return where(equal(x, x), 1.0, x)
     if n == 2:
         return _cofactors_of_two(x)
+    if n == 3:
+        return _cofactors_of_three(x)
     # Multiplied by its singular vectors, which are held constant, the matrix is
     # diagonal, with its zeros last.
     u, s, vt = linalg_factor.svd(stop_gradient(x), mode="reduced")
@@ -152,6 +154,22 @@ def _cofactors_of_two(x: Any) -> Any:
     for axis in (x.ndim - 2, x.ndim - 1):
         x = part(x, axis, 1, 2, -1)
     return multiply(x, subtract(multiply(eye(2, dtype=x.dtype), 2), 1))
+
+
+def _cofactors_of_three(x: Any) -> Any:
+    """Return the cross products of the rows: that of the next two, for each row."""
+    second, third = (_rolled(x, x.ndim - 2, k) for k in (1, 2))
+    plus, minus = (
+        multiply(_rolled(second, x.ndim - 1, k), _rolled(third, x.ndim - 1, 3 - k))
+        for k in (1, 2)
+    )
+    return subtract(plus, minus)
+
+
+def _rolled(x: Any, axis: int, k: int) -> Any:
+    """Return three elements along an axis from number `k` on, the first after the
+    last."""
+    return concat([part(x, axis, k, 3 - k), part(x, axis, 0, k)], axis=axis)
 
 
 def _cofactors_by_blocks(x: Any, is_zero: Any) -> Any:

@@ -31,8 +31,8 @@ from hopflow.compiler.llvm.module import Function
 from hopflow.compiler.llvm.types import lanes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index
-from hopflow.loop_ir.program import For, Store
-from hopflow.loop_ir.walk import loaded, same
+from hopflow.loop_ir.program import For, Stmt, Store
+from hopflow.loop_ir.walk import loaded, same, same_shape
 
 MOST: Final = 16
 """The largest factor of a group: the elements of a matrix of 4 by 4."""
@@ -103,6 +103,8 @@ class Groups:
         for groups in self._groups.values():
             for group in groups:
                 self._settle(group, s)
+        for run in self._runs(s.body):
+            self._store_rows(run)
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -147,6 +149,40 @@ class Groups:
         ):
             return
         self.stores |= {store: Member(group, k) for k, store in stores.items()}
+
+    def _runs(self, body: Sequence[Stmt]) -> Iterator[list[Store]]:
+        """Yield stores of adjacent elements, one after the other, which are not stored
+        as vectors yet: no one reads the buffer before the last of them."""
+        run: list[Store] = []
+        for s in body:
+            if run and any(node.attr is run[0].buffer for node in loaded(s)):
+                yield run
+                run = []
+            if not isinstance(s, Store):
+                continue
+            if run and not (s.buffer is run[0].buffer and _follows(run[-1], s)):
+                yield run
+                run = []
+            if s not in self.stores:
+                run.append(s)
+        yield run
+
+    def _store_rows(self, run: Sequence[Store]) -> None:
+        """Let the elements of a row of each iteration be stored as vectors, if the rows
+        do not lie side by side."""
+        while len(run) > 1:
+            first = run[0]
+            most = min(self._width, self._target.lanes(first.buffer.dtype), len(run))
+            factor = 1 << (most.bit_length() - 1)
+            row, run = run[:factor], run[factor:]
+            form = self._affine.of(self._memory.linear(first.buffer, first.indices))
+            if form is None or first.buffer.strides is not None or factor < 2:
+                return
+            stride, start = form
+            if stride.is_const and abs(stride.attr) < factor:
+                return
+            group = Group(first.buffer, factor, start, stride)
+            self.stores |= {store: Member(group, k) for k, store in enumerate(row)}
 
     def _find(self, buffer: Buffer, at: Index) -> Member | None:
         """Return the member of a group that an iteration accesses."""
@@ -228,6 +264,15 @@ class Groups:
         if not group.is_reversed:
             shuffles = min(shuffles, _shuffles(group.factor))
         return group.factor + shuffle * shuffles <= 2 * used * self._width
+
+
+def _follows(before: Store, after: Store) -> bool:
+    """Return whether a store is to the element after that of the one before."""
+    *axes, last = after.indices or [e.index(0)]
+    *same_axes, first = before.indices or [e.index(0)]
+    if not same_shape(axes, same_axes):
+        return False
+    return same(last, e.add(first, e.index(1)))
 
 
 def _is_multiple(x: Expr, factor: int) -> bool:

@@ -409,6 +409,9 @@ class Lanes(Evaluator):
         scalar, stored = memory_type(dtype), memory_type(dtype, width)
         _, note = self.memory.notes(group.buffer)
         bits = [to_memory(f, x, dtype, self.width) for x in members]
+        if group.stride is not None:
+            self._store_rows(group, group.stride, bits)
+            return
         for first in range(0, self.width, width):
             parts = [part(f, x, scalar, self.width, first, width) for x in bits]
             vectors = interleaved(f, parts, scalar, width)
@@ -416,6 +419,19 @@ class Lanes(Evaluator):
             tail = f", align {dtype.itemsize}{note}"
             for vector, address in zip(vectors, addresses, strict=True):
                 f.do(f"store {stored} {vector}, ptr {address}{tail}")
+
+    def _store_rows(self, group: Group, stride: Expr, bits: Sequence[str]) -> None:
+        """Store the members of groups in rows of their own: square blocks of as many
+        iterations as members are transposed."""
+        f, scalar, count = self.f, memory_type(group.buffer.dtype), group.factor
+        _, note = self.memory.notes(group.buffer)
+        tail = f", align {group.buffer.dtype.itemsize}{note}"
+        addresses = self._each_strided(group.buffer, stride, group.first)
+        for first in range(0, self.width, count):
+            block = [part(f, x, scalar, self.width, first, count) for x in bits]
+            rows = transposed(f, block, scalar, count)
+            for row, address in zip(rows, addresses[first:], strict=False):
+                f.do(f"store {lanes(scalar, count)} {row}, ptr {address}{tail}")
 
     def _group_addresses(self, group: Group, first: int, width: int) -> list[str]:
         f, element = self.f, memory_type(group.buffer.dtype)

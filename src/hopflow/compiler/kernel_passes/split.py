@@ -20,7 +20,7 @@ The first piece is empty unless `i0 - w[step]` could wrap around.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -47,7 +47,7 @@ VECTOR: Final = 32
 """About the number of bytes of a vector."""
 REST: Final = 8
 """Remaining elements, which fill no vector, cost at most as much as so many vectors."""
-SHORT: Final = 9
+SHORT: Final = 64
 """Elements of a row that may all be pieces: then vectors go along another axis."""
 DEAR: Final = 20
 """Instructions of the sides of a `select` that are worth a cut."""
@@ -136,10 +136,13 @@ def _split(definition: Pointwise, space: _Space) -> Pointwise | Cut:
     near = whole if guard is None else guard[2]
     waiting, pieces, size = deque([near]), 1 if guard is None else 2, len(order)
     most, relies = max(size, LARGEST), False
-    while waiting and pieces < MOST:
+    while waiting:
         piece = waiting.popleft()
         test = _best_test(piece)
-        if test is None or _tears_rows(piece, test, space.shape):
+        if test is None:
+            continue
+        is_alone = _is_each_alone(piece, test.axis, space.shape)
+        if not is_alone and (pieces >= MOST or _tears_rows(piece, test, space.shape)):
             continue
         below, above = (
             _assumed(piece, test, is_below, space) for is_below in (True, False)
@@ -213,29 +216,42 @@ _CLAMPED: Final = {"min": "le", "max": "ge"}
 def _tears_rows(piece: _Piece, test: _Test, shape: Shape) -> bool:
     """Return whether a cut of short rows leaves so many elements which fill no vector
     that each row takes far more steps."""
-    long = [axis for axis, n in enumerate(shape) if not is_one(n)]
-    low, high, at = 0, shape[test.axis], test.at.attr
-    if test.axis != long[-1] or len(long) == 1 or not isinstance(high, int):
+    ends = _ends(piece, test.axis, shape)
+    if ends is None or not test.at.is_const or not ends[0] <= test.at.attr <= ends[1]:
         return False
-    for cut, is_below in piece.facts:
-        if cut.axis == test.axis and cut.at.is_const:
-            low, high = (low, cut.at.attr) if is_below else (cut.at.attr, high)
+    low, high = ends
     lanes = VECTOR // max(x.dtype.itemsize for x in piece.elements)
 
     def steps(n: int) -> int:
         return n // lanes + min(n % lanes, REST)
 
-    if not test.at.is_const or not low <= at <= high:
-        return False
-    if high - low <= SHORT and _is_each_alone(piece, test.axis, low, high):
-        return False
+    at: int = test.at.attr
     return 2 * (steps(at - low) + steps(high - at)) > 3 * steps(high - low)
 
 
-def _is_each_alone(piece: _Piece, axis: int, low: int, high: int) -> bool:
-    """Return whether there is a test between each two of these indices."""
-    ends = {t.at.attr for t in piece.tests.values() if t.axis == axis and t.at.is_const}
-    return ends.issuperset(range(low + 1, high))
+def _is_each_alone(piece: _Piece, axis: int, shape: Shape) -> bool:
+    """Return whether all elements of a row of a piece are to be pieces: there is a test
+    between each two of them."""
+    ends = _ends(piece, axis, shape)
+    if ends is None or ends[1] - ends[0] > SHORT:
+        return False
+    tested = {
+        t.at.attr for t in piece.tests.values() if t.axis == axis and t.at.is_const
+    }
+    return tested.issuperset(range(ends[0] + 1, ends[1]))
+
+
+def _ends(piece: _Piece, axis: int, shape: Shape) -> tuple[int, int] | None:
+    """Return the first index of a piece along the last of several axes, and the one
+    after its last; None: it is another axis, or they are not known."""
+    long = [axis for axis, n in enumerate(shape) if not is_one(n)]
+    low, high = 0, shape[axis]
+    if axis != long[-1] or len(long) == 1 or not isinstance(high, int):
+        return None
+    for cut, is_below in piece.facts:
+        if cut.axis == axis and cut.at.is_const:
+            low, high = (low, cut.at.attr) if is_below else (cut.at.attr, high)
+    return low, high
 
 
 def _assumed(piece: _Piece, test: _Test, is_below: bool, space: _Space) -> _Piece:
@@ -287,7 +303,7 @@ def _best_test(piece: _Piece) -> _Test | None:
     if not piece.tests:
         return None
     candidates = {x for x in piece.order if x in piece.tests}
-    worth = set(_worth(piece.order, candidates)) if candidates else candidates
+    worth = _worth(piece.order, candidates) if candidates else candidates
     if not worth:
         return None
     reached: dict[Expr, None] = dict.fromkeys(piece.elements)
@@ -301,18 +317,18 @@ def _best_test(piece: _Piece) -> _Test | None:
     return min(tests, key=lambda test: test.axis)
 
 
-def _worth(order: Sequence[Expr], tests: set[Expr]) -> Iterator[Expr]:
-    """Yield the `tests` that decide which elements are read, or select between
+def _worth(order: Sequence[Expr], tests: set[Expr]) -> set[Expr]:
+    """Return the `tests` that decide which elements are read, or select between
     expensive sides."""
-    reads = [a for node in order if node.op == "element" for a in node.args]
-    yield from tests.intersection(nodes(*reads))
+    deciding = [a for node in order if node.op == "element" for a in node.args]
     costs: dict[Expr, int] = {}
     for node in order:
         costs[node] = min(DEAR, weight(node) + sum([costs[a] for a in node.args]))
         if node.op == "select":
             test, *sides = node.args
             if sum([costs[a] for a in sides]) >= DEAR:
-                yield from tests.intersection(nodes(test))
+                deciding.append(test)
+    return tests.intersection(nodes(*deciding))
 
 
 def _tests(order: Sequence[Expr], space: _Space) -> dict[Expr, _Test]:

@@ -34,6 +34,7 @@ from hopflow.compiler.kernel_program.registers import (
 from hopflow.compiler.kernel_program.rewriting import as_values
 from hopflow.compiler.memory.place import in_registers
 from hopflow.compiler.schedule.builder import Builder, is_unrolled, number_of
+from hopflow.compiler.schedule.copies import substituted
 from hopflow.compiler.schedule.values import Registers, Stored
 from hopflow.graph.types import Shape, TensorType, is_one
 from hopflow.loop_ir import expr as e
@@ -62,6 +63,8 @@ REGISTERS: Final = 4
 """The registers of a row of sums, at most, that stay there until all is added."""
 FEW_TERMS: Final = 16
 """At most so many terms of a sum are written one after the other."""
+PIECES: Final = 64
+"""Terms of a sum, at most, that are written out because each is of another array."""
 LARGEST_ROW: Final = 192
 """Instructions of all terms, at most."""
 SHORT_ELEMENT: Final = 16
@@ -339,7 +342,8 @@ class Kernels:
             return
         targets, axis = self.targets(), _last_axis(self.types[0])
         shape = self.types[0].shape
-        if self._reduces_rows(kernel, self.types[0], axis):
+        is_of_pieces = self._is_of_pieces(kernel)
+        if not is_of_pieces and self._reduces_rows(kernel, self.types[0], axis):
             if self._fits_registers(kernel, self.types[0], axis):
                 element = partial(self._reduce_in_registers, kernel, targets)
                 self.b.nest(shape, element)
@@ -426,8 +430,8 @@ class Kernels:
         elements that these are written one after the other: vectors then compute
         several rows. A single sum has a loop, whether its length is known or not."""
         space = kernel.space
-        if is_unrolled(space):
-            return (), tuple(space)
+        if is_unrolled(space) or self._is_of_pieces(kernel):
+            return (), tuple([n for n in space if isinstance(n, int)])
         size = sum(map(weight, nodes(*kernel.element)))
         count, first = 1, len(space)
         while first and isinstance(kernel.combine, str):
@@ -440,6 +444,25 @@ class Kernels:
         if not first and not self.types[0].shape:
             return space, ()
         return space[:first], tuple([n for n in space[first:] if isinstance(n, int)])
+
+    def _is_of_pieces(self, kernel: Reduction) -> bool:
+        """Return whether the terms of each sum are those of a `stack` of a few arrays:
+        written out, none is chosen by a test of its index."""
+        rank, space = self.types[0].ndim, kernel.space
+        sizes = [n for n in space if isinstance(n, int)]
+        if not rank or len(sizes) < len(space) or not 1 < prod(sizes) <= PIECES:
+            return False
+        terms = set(axes(rank + len(space))[rank:])
+        order = nodes(*kernel.element)
+        if not any(n.op == "select" and terms & {*nodes(n.args[0])} for n in order):
+            return False
+        size = 0
+        for r in indices(tuple(sizes)):
+            places = axes(rank + len(space))[rank:]
+            values = {axis.attr: k for axis, k in zip(places, r, strict=True)}
+            term = [substituted(x, values) for x in kernel.element]
+            size += sum(map(weight, nodes(*term)))
+        return size <= LARGEST_ROW
 
     def _reduce_at_once(
         self, kernel: Reduction, at: Index, steps: Sequence[Index]

@@ -31,9 +31,10 @@ from hopflow.loop_ir.program import (
     Let,
     Program,
     Stmt,
+    Store,
     While,
 )
-from hopflow.loop_ir.walk import bodies, replace, same, statements
+from hopflow.loop_ir.walk import bodies, names, perfect_nest, replace, same, statements
 
 LARGEST: Final = 600
 """Instructions in a merged iteration, at most. LLVM's time grows faster than the body,
@@ -110,6 +111,8 @@ def _absorb(
         return False
     if _keeps_from_lanes(first, second) or _keeps_from_lanes(second, first):
         return False
+    if _is_transposition(first) and _accumulates(second):
+        return False
     binding = _binding(first, summary, second, other)
     if binding is None:
         return False
@@ -158,6 +161,22 @@ def _keeps_from_lanes(vectors: For, divergent: For) -> bool:
         and any(isinstance(s, While) for s in statements(divergent.body))
         and is_candidate(divergent)
     )
+
+
+def _is_transposition(loop: For) -> bool:
+    """Return whether a loop transposes an array, for which `unroll_and_jam` computes
+    several rows at once."""
+    nest = perfect_nest(loop)
+    body, row = nest[-1].body, nest[-1].var
+    [s] = body if len(body) == 1 else [None]
+    if not isinstance(s, Store) or s.value.op != "load" or len(nest) < 2:
+        return False
+    *outer, last = [names(i, {row}) for i in e.index_of(s.value)] or [True]
+    return any(outer) and not last
+
+
+def _accumulates(loop: For) -> bool:
+    return any(isinstance(s, Accumulate) for s in statements(loop.body))
 
 
 def _binding(

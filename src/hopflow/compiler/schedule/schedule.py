@@ -24,6 +24,7 @@ from hopflow.compiler.kernel_passes.positions import positions
 from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import split
+from hopflow.compiler.kernel_passes.transposed import transposed
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.registers import is_small
@@ -73,6 +74,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     postpone,
     implied_conditions,
     split,
+    transposed,
     pack,
 )
 MEMORY_PASSES: Final[tuple[Callable[[MemoryPlan], None], ...]] = (
