@@ -6,10 +6,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from tests.test_gangs import target
+from tests.test_rows_in_registers import compiled
 
 import hopflow as hf
-from hopflow.compiler.pipeline import Executable
-from hopflow.tensor import EagerTensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded")]
 
@@ -19,17 +18,6 @@ Array = np.ndarray[Any, Any]
 def drawn(shape: tuple[int, ...], dtype: str = "float64") -> Array:
     values: Array = np.random.default_rng(0).normal(size=shape) * 20
     return np.abs(values).astype(dtype) if dtype == "uint8" else values.astype(dtype)
-
-
-def compiled(f: Callable[..., Any], *args: Array, cpu: str = "host") -> str:
-    """Compare compiled results with those of plain Python. Return the Loop IR."""
-    executable = Executable(hf.trace(f, *args).graph, target=target(cpu))
-    found = executable([*map(EagerTensor, args)])
-    with hf.debug():
-        expected = hf.pytree.flatten(f(*map(hf.asarray, args)))[0]
-    for x, y in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(x.array, np.asarray(y))
-    return executable.loop_ir
 
 
 def windows(count: int) -> Callable[..., Any]:
@@ -42,7 +30,7 @@ def windows(count: int) -> Callable[..., Any]:
 @pytest.mark.parametrize("count", [2, 5, 9, 16, 17, 20, 25, 33, 64])
 @pytest.mark.parametrize("cpu", ["host", "avx2"])
 def test_a_stack_chooses_no_piece_for_each_element(count: int, cpu: str) -> None:
-    text = compiled(windows(count), drawn((40 + count, 21)), cpu=cpu)
+    text = compiled(windows(count), drawn((40 + count, 21)), cpu=target(cpu))
     assert "select" not in text
 
 

@@ -111,7 +111,10 @@ class RowSteps(NamedTuple):
         rows = set.intersection(*[axes_of(self.rows.var, at) for at in indices])
         if len(rows) != 1 or buffer.strides is not None:
             return None
-        if rows == {len(buffer.shape) - 1}:  # the elements of rows are adjacent
+        [of_rows] = rows
+        if not same(buffer.shape[of_rows], self.rows.extent):
+            return None
+        if of_rows == len(buffer.shape) - 1:  # the elements of rows are adjacent
             return None
         parts = elements = 1
         for axis, n in enumerate(buffer.shape):
@@ -125,7 +128,7 @@ class RowSteps(NamedTuple):
             else:
                 return None
         is_passed = parts == 2 and 2 * len(indices) >= elements
-        return min(rows) if is_passed else None
+        return of_rows if is_passed else None
 
     def statements(self) -> list[Stmt]:
         """Return the statements for a row; the loop over steps becomes one of them."""
