@@ -262,3 +262,14 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "uint64", "int8"])
+@pytest.mark.parametrize("ends", [(7, -1, -1), (120, 3, -7), (5, 5, -1), (9, 0, -3)])
+def test_arange_downwards_takes_what_its_elements_fit(
+    ends: tuple[int, int, int], dtype: str
+) -> None:
+    found = np.asarray(hf.arange(*ends, dtype=dtype))
+    expected = np.arange(*ends, dtype=dtype)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype

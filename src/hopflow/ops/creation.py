@@ -316,6 +316,8 @@ def arange(
     if not whole or target.is_float:
         return astype(_affine(shape, begin, step), target, copy=False)
     result = positions(shape, 0, target)
+    if target.kind == "u" and isinstance(step, int) and step < 0:
+        return astype(subtract(begin, multiply(result, -step)), target, copy=False)
     if not (isinstance(step, int) and step == 1):
         result = multiply(result, step)
     if not (isinstance(begin, int) and begin == 0):
