@@ -61,7 +61,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def guarded() -> Iterator[None]:
     """Native code that reads or writes beside its buffers ends the process."""
     before, config.guard_pages = config.guard_pages, True
@@ -69,9 +69,10 @@ def guarded() -> Iterator[None]:
     config.guard_pages = before
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def verified(guarded: None) -> Iterator[None]:  # noqa: ARG001
-    """The verifiers of every IR run between all passes."""
+    """The verifiers of every IR run between all passes. In other tests of a module they
+    would take ten times as long as what they verify."""
     before, config.verify = config.verify, True
     yield
     config.verify = before
