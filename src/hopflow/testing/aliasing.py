@@ -184,7 +184,8 @@ def _stepped(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     x = p.array(a)
     if x.ndim != 2 or 0 in x.shape:
         return x
-    m, y, width = p.m, p.like(b, lambda v: _one_type(v, x)), x.shape[1]
+    m, y, width = p.m, p.like(b, lambda v: _one_type(v, x)), min(x.shape[1], 12)
+    x, y = x[:, :width], y[:, :width]
 
     def step(carry: Any, z: Any) -> Any:
         (x,) = carry
