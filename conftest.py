@@ -71,8 +71,8 @@ def guarded() -> Iterator[None]:
 
 @pytest.fixture
 def verified(guarded: None) -> Iterator[None]:  # noqa: ARG001
-    """The verifiers of every IR run between all passes. In other tests of a module they
-    would take ten times as long as what they verify."""
+    """The verifiers of every IR run between all passes. For other tests of a module
+    they would take up to ten times as long as what they verify."""
     before, config.verify = config.verify, True
     yield
     config.verify = before

@@ -33,7 +33,7 @@ def _velocity(lib: Any, s: Any) -> Any:
     return lib.np.stack([10 * (y - x), x * (28 - z) - y, x * y - 2.5 * z])
 
 
-def _lorenz(lib: Any) -> Callable[..., Any]:
+def _lorenz(lib: Any) -> Any:
     """The paths of points in the Lorenz system."""
 
     def path(s: Any) -> Any:
@@ -42,10 +42,10 @@ def _lorenz(lib: Any) -> Callable[..., Any]:
 
         return lib.scan(step, s, None, length=100)[1]
 
-    return lib.vmap(path)  # type: ignore[no-any-return]
+    return lib.vmap(path)
 
 
-def _lorenz_gradient(lib: Any) -> Callable[..., Any]:
+def _lorenz_gradient(lib: Any) -> Any:
     """How far each point has come, by where it has started."""
 
     def distance(s: Any) -> Any:
@@ -54,10 +54,10 @@ def _lorenz_gradient(lib: Any) -> Callable[..., Any]:
 
         return lib.np.sum((lib.fori_loop(0, 100, step, s) - s) ** 2)
 
-    return lib.vmap(lib.grad(distance))  # type: ignore[no-any-return]
+    return lib.vmap(lib.grad(distance))
 
 
-def _filters(lib: Any) -> Callable[..., Any]:
+def _filters(lib: Any) -> Any:
     """Least-mean-squares filters of eight taps, and what each leaves of its signal."""
 
     def one(w: Any, xs: Any) -> Any:
@@ -67,10 +67,10 @@ def _filters(lib: Any) -> Callable[..., Any]:
 
         return lib.scan(step, w, xs)
 
-    return lib.vmap(one)  # type: ignore[no-any-return]
+    return lib.vmap(one)
 
 
-def _registers(lib: Any) -> Callable[..., Any]:
+def _registers(lib: Any) -> Any:
     """Shift registers with feedback: the window moves by one word in each step."""
     concat = getattr(lib.np, "concat", None) or lib.np.concatenate
 
@@ -80,7 +80,7 @@ def _registers(lib: Any) -> Callable[..., Any]:
 
         return lib.fori_loop(0, 64, step, w)
 
-    return lib.vmap(one)  # type: ignore[no-any-return]
+    return lib.vmap(one)
 
 
 def _rnn_gradient(lib: Any) -> Callable[..., Any]:

@@ -86,7 +86,7 @@ def _in_chain(insert: Inserter, base: Arg, update: Node, read_once: set[Var]) ->
     for _ in range(LONGEST):
         if not isinstance(at, Var) or at.node.op is not update_slice:
             break
-        if at not in read_once or at.node not in insert.nodes:
+        if at not in read_once:
             break
         below, written = at.node.args
         if _is_same_part(at.node, update):

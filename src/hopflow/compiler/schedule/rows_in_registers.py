@@ -66,7 +66,7 @@ FEW: Final = 6
 """Elements of a row, at most, of which two vectors at a time fit into the registers."""
 CACHE: Final = 1 << 18
 """Bytes that the loops over a block of rows pass to each other, at most."""
-FAR: Final = 8
+AHEAD: Final = 8
 """Statements, at most, before which a loop moves to the block."""
 
 _Axes: TypeAlias = dict[Buffer, set[int]]
@@ -177,7 +177,7 @@ class _Pass:
         steps = steps_of_a_row(first, self._uses)
         loops = [] if steps is None else [_of_steps(steps)]
         earlier, later = list[Stmt](), list[_Use]()
-        for s in rest[:FAR] if loops else ():
+        for s in rest[:AHEAD] if loops else ():
             loop, use = self._next(s, loops), _use(s)
             if loop is not None and _is_free(loop.use, later):
                 loops.append(loop)
