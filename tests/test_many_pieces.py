@@ -57,6 +57,27 @@ def test_the_number_of_rows_is_a_size_of_the_run() -> None:
         np.testing.assert_array_equal(f(x), np.asarray(expected))
 
 
+WINDOWS: Final[dict[str, Callable[..., Any]]] = {
+    "max": lambda windows: hf.max(hf.stack(windows), axis=0),
+    "median": lambda windows: hf.sort(hf.stack(windows, axis=-1), axis=-1)[..., 2],
+    "all": lambda windows: hf.stack(windows),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("shape", [(1,), (4,), (50,), (9, 7)], ids=str)
+def test_what_windows_are_cut_from_is_stored_once(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    def f(x: Any) -> Any:
+        wide = hf.pad(x, [(2, 2)] + [(0, 0)] * (x.ndim - 1))
+        return WINDOWS[name]([wide[k : k + x.shape[0]] for k in range(5)])
+
+    text = compiled(f, drawn(shape))
+    if shape[0] >= 50:
+        assert text.count("in arena") == 1
+
+
 @pytest.mark.parametrize("name", ["max", "sum", "any", "argmin"])
 @pytest.mark.parametrize("count", [20, 40])
 def test_reductions_of_stacks(name: str, count: int) -> None:

@@ -160,6 +160,19 @@ def test_short_rows_are_sorted_as_long_ones(dtype: dtypes.DType, n: int) -> None
             assert first.tolist() == want[:, : n // 2].tolist()
 
 
+@pytest.mark.parametrize("n", range(1, sorting.SHORT + 1))
+def test_merge_exchanges_sort(n: int) -> None:
+    """A network that sorts all arrays of zeros and ones sorts everything (D. Knuth, The
+    Art of Computer Programming, volume 3, section 5.3.4, theorem Z)."""
+    exchanges = [*sorting._merge_exchanges(n)]
+    assert len(exchanges) <= n * (n - 1) // 2
+    for bits in product((0, 1), repeat=n):
+        keys = [*bits]
+        for a, b in exchanges:
+            keys[a], keys[b] = sorted((keys[a], keys[b]))
+        assert keys == sorted(bits)
+
+
 @pytest.mark.parametrize("transform", ["value", "grad", "vmap", "jvp of grad"])
 def test_medians_of_neighbours(transform: str) -> None:
     """What reads one element of a sorted window computes that one alone."""

@@ -1,6 +1,6 @@
 """Sorting: argsort, sort, top_k."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ def _argsort_lower(
 ) -> Library | Pointwise:
     n = x.type.shape[-1]
     if _is_short(n):
-        return Pointwise(lambda at: _choose(_in_order(x, at, descending)[1], at[-1]))
+        return Pointwise(lambda at: _choose(_order(x, at, descending), at[-1]))
     return Library(
         "argsort",
         (x,),
@@ -75,22 +75,65 @@ def _is_short(n: Size) -> bool:
     return isinstance(n, int) and 0 < n <= SHORT
 
 
-def _in_order(x: Operand, at: Index, descending: bool) -> tuple[list[Expr], list[Expr]]:
-    """Return the elements along a short last axis in order, and their positions.
+def _in_order(x: Operand, at: Index, descending: bool) -> list[Expr]:
+    """Return the elements along a short last axis in order."""
+    keys = [x[(*at[:-1], index(k))] for k in range(x.type.shape[-1])]
+    if x.type.dtype.kind == "f":  # equal floats may have other bits: zeros and NaNs
+        return _exchanged(keys, keys, descending)
+    low, high = ("max", "min") if descending else ("min", "max")
+    for a, b in _merge_exchanges(len(keys)):
+        pair = keys[a], keys[b]
+        keys[a], keys[b] = binary(low, *pair), binary(high, *pair)
+    return keys
 
-    Neighbours are exchanged in n rounds of odd-even transposition (D. Knuth, The Art of
-    Computer Programming, volume 3, section 5.3.4), which keeps the order of equal
-    elements.
-    """
+
+def _order(x: Operand, at: Index, descending: bool) -> list[Expr]:
+    """Return the positions of the elements along a short last axis in order."""
     positions = [index(k) for k in range(x.type.shape[-1])]
     keys = [x[(*at[:-1], position)] for position in positions]
-    for first in range(len(keys)):
-        for k in range(first % 2, len(keys) - 1, 2):
-            swaps = _comes_first(keys[k + 1], keys[k], descending)
-            for row in (keys, positions):
-                a, b = row[k : k + 2]
-                row[k : k + 2] = select(swaps, b, a), select(swaps, a, b)
-    return keys, positions
+    return _exchanged(keys, positions, descending)
+
+
+def _exchanged(
+    keys: Sequence[Expr], values: Sequence[Expr], descending: bool
+) -> list[Expr]:
+    """Return values in the order of their keys."""
+    keys, values = [*keys], [*values]
+    for a, b in _transpositions(len(keys)):
+        swaps = _comes_first(keys[b], keys[a], descending)
+        for row in (keys, values):
+            row[a], row[b] = (
+                select(swaps, row[b], row[a]),
+                select(swaps, row[a], row[b]),
+            )
+    return values
+
+
+def _transpositions(n: int) -> Iterator[tuple[int, int]]:
+    """Yield the exchanges of neighbours that sort `n` elements and keep the order of
+    equal ones: n rounds of odd-even transposition (D. Knuth, The Art of Computer
+    Programming, volume 3, section 5.3.4)."""
+    for first in range(n):
+        for k in range(first % 2, n - 1, 2):
+            yield k, k + 1
+
+
+def _merge_exchanges(n: int) -> Iterator[tuple[int, int]]:
+    """Yield the exchanges that sort `n` elements by Batcher's merge exchange (D. Knuth,
+    The Art of Computer Programming, volume 3, section 5.2.2, algorithm M): fewer, but
+    equal elements may change places."""
+    half = 1 << (n - 1).bit_length() >> 1
+    p = half
+    while p:
+        q, r, distance = half, 0, p
+        while True:
+            for k in range(n - distance):
+                if k & p == r:
+                    yield k, k + distance
+            if q == p:
+                break
+            distance, q, r = q - p, q >> 1, p
+        p >>= 1
 
 
 def _comes_first(x: Expr, y: Expr, descending: bool) -> Expr:
@@ -150,9 +193,7 @@ def _top_order_run(x: Array, *, count: int) -> Array:
 def _top_order_lower(_types: Types, x: Operand, *, count: Size) -> Library | Pointwise:
     n = x.type.shape[-1]
     if _is_short(n):
-        return Pointwise(
-            lambda at: _choose(_in_order(x, at, descending=True)[1], at[-1])
-        )
+        return Pointwise(lambda at: _choose(_order(x, at, descending=True), at[-1]))
     return Library(
         "top_order",
         (x,),
@@ -191,7 +232,7 @@ def _short_sort_run(x: Array, *, descending: bool) -> Array:
 
 
 def _short_sort_lower(_types: Types, x: Operand, *, descending: bool) -> Pointwise:
-    return Pointwise(lambda at: _choose(_in_order(x, at, descending)[0], at[-1]))
+    return Pointwise(lambda at: _choose(_in_order(x, at, descending), at[-1]))
 
 
 def _short_sort_jvp(t: Any, _out: Value, x: Value, *, descending: bool) -> Value:

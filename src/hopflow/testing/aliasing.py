@@ -188,7 +188,7 @@ def _stepped(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     x, y = x[:, :width], y[:, :width]
 
     def step(carry: Any, z: Any) -> Any:
-        (x,) = carry
+        x, *others = carry
         for k in range(1 + a % 2):
             first, last = x[:, (b + k) % width], x[:, (c + k) % width]
             new = m.where(first > z, last, z)
@@ -200,11 +200,21 @@ def _stepped(p: Pool, a: int, b: int, c: int, d: int) -> Any:
                 case _:
                     rest = [m.where(last < new, x[:, j], new) for j in range(width)]
                     x = m.stack(rest, axis=1)
-        return (x,), x if b % 2 else x[:, a % width]
+        return (*others, x), x if b % 2 else x[:, a % width]
 
-    (x,), rows = p.lib.scan(step, (x,), m.stack([y[:, j] for j in range(width)]))
+    # The inputs of a step lie side by side, or those of a row do.
+    columns = (
+        m.matrix_transpose(y)
+        if (b + d) % 2
+        else m.stack([y[:, j] for j in range(width)])
+    )
+    others = (y,) * ((a + c) % 3 == 0)  # which change places in each step
+    (x, *_), rows = p.lib.scan(step, (x, *others), columns)
     if d % 3 == 0:
         p.add(rows)
+    if (a + d) % 3:  # a loop over the same rows, maybe in another order
+        read = x[::-1] if c % 2 else x, y[::-1] if b % 2 else y
+        p.add(p.bounded(p.number(read[0]) + p.number(read[1])))
     if d % 2:
         column = [0] if b % 2 else []
 

@@ -49,6 +49,7 @@ from hopflow.compiler.schedule import (
     privatize,
     register_tiles,
     row_steps,
+    rows_in_registers,
     scalar_replacement,
     threads,
     unroll_and_jam,
@@ -457,6 +458,31 @@ def _without_axis() -> Patches:
     return [(row_steps, "_key", key)]
 
 
+def _assigned_in_turn() -> Patches:
+    right = row_steps._exchanged
+
+    def exchanged(*args: Any) -> Any:
+        """Assign each element before the next one is read."""
+        found = right(*args)
+        half = len(found or ()) // 2
+        return found and [
+            s for pair in zip(found[:half], found[half:], strict=True) for s in pair
+        ]
+
+    return [(row_steps, "_exchanged", exchanged)]
+
+
+def _rows_last_first() -> Patches:
+    right = interleaving.Groups._store_rows
+    return [
+        (
+            interleaving.Groups,
+            "_store_rows",
+            lambda self, run: right(self, [*run][::-1]),
+        )
+    ]
+
+
 def _same_mask() -> Patches:
     right = masked_updates._choices
 
@@ -671,6 +697,13 @@ _RECURRED: Final[Mapping[str, Any]] = {
     "operators": ["fori"],
     "weights": dict.fromkeys(ALIASING, 0) | {"recurred": 8},
 }
+
+_STEPPED: Final[Mapping[str, Any]] = {
+    **_RECURRED,
+    "operations": ["stepped", "add"],
+    "weights": dict.fromkeys(ALIASING, 0) | {"stepped": 8},
+}
+
 _NO_ALIASING: Final = dict.fromkeys(ALIASING, 0)
 _IN_PLACE: Final[Mapping[str, Any]] = {
     "aliasing": True,
@@ -862,6 +895,21 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "two columns as one": Mutant(
         _without_axis, ["jit"], kind="large", options=_RECURRED
     ),
+    "other rows of a block": Mutant(
+        lambda: [(rows_in_registers, "_is_by_row", lambda *_: True)],
+        ["jit"],
+        kind="large",
+        options=_STEPPED,
+    ),
+    "copy of an input for a block": Mutant(
+        lambda: [(rows_in_registers, "_only_reads", lambda *_: True)],
+        ["jit"],
+        options=_STEPPED,
+    ),
+    "assigned one after the other": Mutant(
+        _assigned_in_turn, ["jit"], options=_STEPPED
+    ),
+    "last element of a row first": Mutant(_rows_last_first, ["jit"], options=_STEPPED),
     "mask of the other side": Mutant(
         _same_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}
     ),

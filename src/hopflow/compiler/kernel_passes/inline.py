@@ -413,6 +413,13 @@ def _recomputes(read: _Read, value: Value, cost: Cost, is_view: bool) -> bool:
     return read.indices > 1 and not is_view
 
 
+def _stacks(read: _Read, type_: TensorType) -> bool:
+    """Return whether a reader makes a larger array of several parts of the value."""
+    if read.equation is None or not isinstance(read.equation.definition, Pointwise):
+        return False
+    return read.indices > 1 and _is_larger(read.equation.results[0].type, type_)
+
+
 def _repeats(equation: Equation | None, type_: TensorType, cost: int) -> bool:
     """Return whether a reduction would compute elements more often than pays."""
     if equation is None or not isinstance(equation.definition, Reduction):
@@ -510,7 +517,8 @@ class _Inliner:
         cheap = CHEAP_INDEX if _is_index(value, sources) else CHEAP
         repeats = not is_view and any(r.steps for r in reads)
         is_dear = repeats and self._count_loads(equation) > 1
-        if sum(r.elements for r in reads) >= 2 * _size(value.shape):
+        in_loops = sum(r.elements for r in reads) >= 2 * _size(value.shape)
+        if in_loops or any(_stacks(r, value.type) for r in reads):
             is_dear |= _is_piecewise(self._readers.orders[equation])
         is_dear |= self._is_hidden(equation, reads)
         is_stored = value in keeps or _is_stored(
