@@ -119,14 +119,24 @@ def test_rows_of_a_matrix_that_is_read_across_are_stored() -> None:
     compiled(f, drawn((40, 2), "float64"))
 
 
-def test_arrays_without_columns_are_stored() -> None:
-    """Their rows are adjacent, and loaded as vectors."""
-
+def test_adjacent_rows_stay_in_registers() -> None:
     def f(x: Any, y: Any) -> Any:
         return hf.fori_loop(0, 3, lambda _, x, y: (x * y, y + x), (x, y))
 
     x = drawn((40,), "float64")
+    assert "_kept" in compiled(f, x, x)
+
+
+def test_rows_that_read_others_are_stored() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return hf.fori_loop(0, 3, lambda _, x, y: (x * y, y + x[::-1]), (x, y))
+
+    def g(x: Any, y: Any) -> Any:
+        return hf.fori_loop(0, 3, lambda _, x: hf.max(x + y, axis=1), x)
+
+    x = drawn((40,), "float64")
     assert "_kept" not in compiled(f, x, x)
+    assert "_kept" not in compiled(g, x, drawn((40, 40), "float64"))
 
 
 def test_a_derivative_of_states() -> None:
@@ -138,6 +148,106 @@ def test_a_derivative_of_states() -> None:
     with hf.debug():
         expected = hf.grad(loss)(hf.asarray(state), hf.asarray(y))
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected))
+
+
+# --- steps with branches --------------------------------------------------------------
+
+
+def chosen(k: Any, *state: Any) -> Any:
+    """One of several next states."""
+    x, *others = state
+    branches = [
+        lambda x, *others: (x + others[0], *others),
+        lambda x, *others: (*others, x * 0.5),
+        lambda x, *others: (others[-1], *others[:-1], x - 1),
+    ]
+    return hf.switch(k, branches, state)
+
+
+def branching(state: Any, ks: Any) -> Any:
+    """Walks of examples, whose states are three numbers."""
+
+    def one(state: Any, ks: Any) -> Any:
+        def step(carry: Any, k: Any) -> Any:
+            x, y, z = chosen(k, *carry)
+            x = hf.cond(
+                y > z,
+                lambda: hf.cond(x > 0, lambda: x - y, lambda: x + y),
+                lambda: x,
+            )
+            return (x, y, z), y
+
+        return hf.scan(step, tuple(state[k] for k in range(3)), ks)
+
+    return hf.vmap(one)(state, ks)
+
+
+@pytest.mark.parametrize("n", [1, 7, 16, 33, 150])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_branches_of_steps(dtype: str, n: int, cpu: CpuTarget) -> None:
+    ks = np.random.default_rng(1).integers(-1, 4, (n, 9))
+    text = compiled(branching, drawn((n, 3), dtype), ks, cpu=cpu)
+    assert n < 33 or ("_kept0" in text and "if " not in text)
+
+
+def test_branches_of_steps_of_arrays(cpu: CpuTarget) -> None:
+    branches: list[Any] = [
+        lambda s: s[::-1],
+        lambda s: hf.roll(s, 1) * 0.9,
+        lambda s: hf.where(s > 0, s, -s),
+    ]
+
+    def one(s: Any, ks: Any) -> Any:
+        return hf.scan(lambda s, k: (hf.switch(k, branches, (s,)), s[0]), s, ks)
+
+    ks = np.random.default_rng(1).integers(0, 3, (40, 9))
+    assert "_kept0" in compiled(hf.vmap(one), drawn((40, 4), "float32"), ks, cpu=cpu)
+
+
+def test_no_side_that_may_trap_runs_for_the_other_one() -> None:
+    """A quotient by 0, or an element beyond an array, would end the process."""
+
+    def divided(x: Any, y: Any) -> Any:
+        def step(c: Any, y: Any) -> Any:
+            return hf.cond(y != 0, lambda: c // y, lambda: c + 1), c % 5
+
+        return hf.scan(step, x, y)
+
+    def read(x: Any, y: Any) -> Any:
+        table = hf.arange(5)
+
+        def step(c: Any, y: Any) -> Any:
+            return hf.cond(c < 5, lambda: table[c] + 1, lambda: c // 2), y
+
+        return hf.scan(step, x, y)
+
+    x = drawn((40,), "int64")
+    y = np.random.default_rng(1).integers(-2, 3, (40, 9))
+    compiled(hf.vmap(divided), x, y)
+    compiled(hf.vmap(read), np.abs(x), y)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_transforms_of_branches_of_steps(transform: str) -> None:
+    ks = np.random.default_rng(1).integers(0, 3, (40, 9))
+
+    def loss(state: Any) -> Any:
+        (x, y, z), ys = branching(state, hf.asarray(ks))
+        return hf.sum(x * y + z) + hf.sum(ys**2)
+
+    f: Any = {
+        "grad": hf.grad(loss),
+        "jvp": lambda x: hf.jvp(loss, (x,), (hf.cos(x),)),
+        "vmap": lambda x: hf.vmap(loss)(hf.stack([x, -x])),
+    }[transform]
+    state = drawn((40, 3), "float64")
+    found = hf.jit(f)(state)
+    with hf.debug():
+        expected = f(hf.asarray(state))
+    for x, y in zip(
+        hf.pytree.flatten(found)[0], hf.pytree.flatten(expected)[0], strict=True
+    ):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-12)
 
 
 # --- steps that use all of a row ------------------------------------------------------

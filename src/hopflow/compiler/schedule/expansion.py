@@ -2,15 +2,33 @@
 
 for i1 in 0..2:                           out0[i0, 0] = x[i0, 0] * s[i0]
     out0[i0, i1] = x[i0, i1] * s[i0]  ->  out0[i0, 1] = x[i0, 1] * s[i0]
+
+Branches may become selects of what their sides assign ("if conversion", J. Allen et
+al., Conversion of control dependence to data dependence, POPL 1983):
+
+var r1: f32 = 0.0
+if k < 2:                                 let r1_3: f32 = x[i0] * 0.5
+    r1 = x[i0] * 0.5                  ->  let r1_4: f32 = x[i0]
+else:                                     let r1_5: f32 = select(k < 2, r1_3, r1_4)
+    r1 = x[i0]
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hopflow.compiler.schedule.copies import copied
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Var
-from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt, Store
-from hopflow.loop_ir.walk import is_order_free, loaded
+from hopflow.loop_ir.program import (
+    Accumulate,
+    Assign,
+    Declare,
+    For,
+    If,
+    Let,
+    Stmt,
+    Store,
+)
+from hopflow.loop_ir.walk import expressions, is_order_free, loaded, nodes, same
 
 
 class Expansion:
@@ -18,9 +36,14 @@ class Expansion:
 
     What the loops accumulate or assign to a variable of the row is a `Let` after each
     step.
+
+    Args:
+        extents: Those of the loops around, by their variables: then branches become
+            selects. None: they are no straight-line code.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, extents: Mapping[Var, Expr] | None = None) -> None:
+        self.extents = None if extents is None else {**extents}
         self.values: dict[Var, Expr] = {}
         self.accumulators: set[Var] = set()
         self.statements: list[Stmt] = []
@@ -41,6 +64,8 @@ class Expansion:
                 self._define(var, value)
             case Accumulate(var, combine, value) if var in self.accumulators:
                 self._define(var, e.binary(combine, e.read(var), value))
+            case If(test, then, else_):
+                return self._add_sides(test, then, else_)
             case Let() | Store() | Accumulate():
                 if not is_order_free(statement):
                     return False
@@ -57,6 +82,8 @@ class Expansion:
             return False
         is_update = loop.independent and _updates(loop.body)
         late = list[Store]()
+        if self.extents is not None:
+            self.extents[loop.var] = loop.extent
         for k in range(loop.extent.attr):
             self.values[loop.var] = e.index(k)
             for statement in loop.body:
@@ -72,9 +99,59 @@ class Expansion:
         self.statements += late
         return True
 
+    def _add_sides(
+        self, test: Expr, then: Sequence[Stmt], else_: Sequence[Stmt]
+    ) -> bool:
+        """Add both sides of a branch, and select what they assign."""
+        if not all(map(self._is_harmless, (*then, *else_))):
+            return False
+        chosen = Var(f"test_{len(self.statements)}", test.dtype)
+        self._define(chosen, test)
+        before = {var: self.values[var] for var in self.accumulators}
+        sides = list[dict[Var, Expr]]()
+        for side in (then, else_):
+            self.values |= before
+            if not all(map(self._add, side)):
+                return False
+            sides.append({var: self.values[var] for var in before})
+        first, second = sides
+        for var in before:
+            if first[var] is not second[var]:
+                value = e.select(self.values[chosen], first[var], second[var])
+                self._define(var, value)
+        return True
+
+    def _is_harmless(self, s: Stmt) -> bool:
+        """Return whether a statement of one side of a branch may run for the other one,
+        too: it writes no memory, reads none that may be outside of an array, and
+        divides no integers."""
+        if isinstance(s, If):
+            if not all(map(self._is_harmless, (*s.then, *s.else_))):
+                return False
+        elif not isinstance(s, Let | Declare | Assign):
+            return False
+        order = nodes(*expressions(s))
+        return not any(_divides_integers(node) for node in order) and all(
+            self._is_inside(i, extent)
+            for node in loaded(s)
+            if e.condition_of(node) is None
+            for i, extent in zip(e.index_of(node), node.attr.shape, strict=True)
+        )
+
+    def _is_inside(self, i: Expr, extent: Expr) -> bool:
+        """Return whether an index is one of an axis in all iterations."""
+        if i.is_const:
+            return extent.is_const and 0 <= i.attr < extent.attr
+        count = (self.extents or {}).get(i.attr) if i.op == "var" else None
+        return count is not None and same(count, extent)
+
     def _define(self, var: Var, value: Expr) -> None:
         suffix = f"_{len(self.statements)}"
         self.statements.append(copied(Let(var, value), self.values, suffix))
+
+
+def _divides_integers(node: Expr) -> bool:
+    return node.op in ("div", "rem") and node.dtype.kind != "f"
 
 
 def _is_any_order(s: Stmt) -> bool:

@@ -158,7 +158,7 @@ def steps_of_a_row(steps: For, named: Counter[Buffer]) -> RowSteps | None:
         key: Var(f"{rows.var.name}_kept{number}", elements[key].dtype)
         for number, key in enumerate(held)
     }
-    if not any(map(_lies_apart, kept)) or len(kept) > MOST:
+    if not 0 < len(kept) <= MOST:
         return None
     before = [Declare(var, elements[key]) for key, var in kept.items()]
     after = {
@@ -199,7 +199,7 @@ def _iteration(steps: For) -> _Iteration | None:
     rows = next((_per_row(s)[0] for s in steps.body if _is_over_rows(s)), None)
     if rows is None:
         return None
-    within, expansion = {steps.var}, Expansion()
+    within, expansion = {steps.var}, Expansion({steps.var: steps.extent})
     exchanged, cost = list[Swap](), 0.0
     for s in steps.body:
         body: Sequence[Stmt] = [s]
@@ -210,6 +210,7 @@ def _iteration(steps: For) -> _Iteration | None:
             if _steps(body) * body_size(body) > LARGEST:
                 return None
             expansion.values[loop.var] = e.read(rows.var)
+            expansion.extents[loop.var] = loop.extent
             cost += times * cost_in_loops(loop)
         elif isinstance(s, Let):
             if any(node.attr in stored for node in loaded(s)):
@@ -229,7 +230,39 @@ def _iteration(steps: For) -> _Iteration | None:
     is_simple = len(found) == len(expansion.statements)
     if not is_simple or body_size(found) > LARGEST:
         return None
-    return _Iteration(rows, found, exchanged, cost)
+    return _Iteration(rows, _forwarded(found, rows.var), exchanged, cost)
+
+
+def _forwarded(body: Sequence[_Simple], row: Var) -> list[_Simple]:
+    """Return straight-line code that reads no result of the step which it has stored:
+
+    y[step, i] = a                           let y_0 = a
+    s[i, 0] = y[step, i] * 2.0       ->      y[step, i] = y_0
+                                             s[i, 0] = y_0 * 2.0
+    """
+    read = {node.attr for s in body for node in loaded(s)}
+    latest: dict[Buffer, tuple[Index, Var]] = {}
+    new: list[_Simple] = []
+
+    def stored(node: Expr) -> Expr | None:
+        if node.op != "load" or node.attr not in latest:
+            return None
+        at, value = latest[node.attr]
+        is_same = e.condition_of(node) is None and same_shape(at, e.index_of(node))
+        return e.read(value) if is_same else None
+
+    for number, s in enumerate(body):
+        replace(s, stored)
+        if isinstance(s, Store):
+            latest.pop(s.buffer, None)
+            if s.buffer in read and _key(s.buffer, s.indices, row) is None:
+                name = f"{s.buffer.name}_{row.name}_stored{number}"
+                value = Var(name, s.value.dtype)
+                new.append(Let(value, s.value))
+                s.value = e.read(value)
+                latest[s.buffer] = s.indices, value
+        new.append(s)
+    return new
 
 
 def _is_over_rows(s: Stmt) -> TypeGuard[For]:

@@ -39,7 +39,7 @@ FEWEST: Final = 4
 """Rows at once, at least: fewer are gathered in as little time."""
 WHOLE: Final = 9
 """Elements of rows that are read as a whole, at most, as the colours of an image."""
-LARGEST: Final = 192
+LARGEST: Final = 320
 """Instructions of all rows, at most: LLVM's time grows faster than the body."""
 
 
