@@ -155,7 +155,6 @@ def test_a_derivative_of_states() -> None:
 
 def chosen(k: Any, *state: Any) -> Any:
     """One of several next states."""
-    x, *others = state
     branches = [
         lambda x, *others: (x + others[0], *others),
         lambda x, *others: (*others, x * 0.5),

@@ -13,7 +13,7 @@ else:                                     let r1_5: f32 = select(k < 2, r1_3, r1
     r1 = x[i0]
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hopflow.compiler.schedule.copies import copied
 from hopflow.loop_ir import expr as e
@@ -38,12 +38,13 @@ class Expansion:
     step.
 
     Args:
-        extents: Those of the loops around, by their variables: then branches become
-            selects. None: they are no straight-line code.
+        extents: Those of the loops around, by their variables, to which those of the
+            short loops are added: branches become selects. None: they are no
+            straight-line code.
     """
 
-    def __init__(self, extents: Mapping[Var, Expr] | None = None) -> None:
-        self.extents = None if extents is None else {**extents}
+    def __init__(self, extents: dict[Var, Expr] | None = None) -> None:
+        self.extents = extents
         self.values: dict[Var, Expr] = {}
         self.accumulators: set[Var] = set()
         self.statements: list[Stmt] = []

@@ -199,7 +199,8 @@ def _iteration(steps: For) -> _Iteration | None:
     rows = next((_per_row(s)[0] for s in steps.body if _is_over_rows(s)), None)
     if rows is None:
         return None
-    within, expansion = {steps.var}, Expansion({steps.var: steps.extent})
+    extents = {steps.var: steps.extent}
+    within, expansion = {steps.var}, Expansion(extents)
     exchanged, cost = list[Swap](), 0.0
     for s in steps.body:
         body: Sequence[Stmt] = [s]
@@ -210,7 +211,7 @@ def _iteration(steps: For) -> _Iteration | None:
             if _steps(body) * body_size(body) > LARGEST:
                 return None
             expansion.values[loop.var] = e.read(rows.var)
-            expansion.extents[loop.var] = loop.extent
+            extents[loop.var] = loop.extent
             cost += times * cost_in_loops(loop)
         elif isinstance(s, Let):
             if any(node.attr in stored for node in loaded(s)):
