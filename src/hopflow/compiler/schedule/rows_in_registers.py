@@ -222,27 +222,34 @@ class _Pass:
         would have memory of its own for all of it."""
         extent = loops[0].rows.extent
         widths = [
-            vector_binding(extent, _straight(steps.body), self._target).width
-            * (2 if len(steps.before) <= FEW else 1)
+            (vector_binding(extent, _straight(steps.body), self._target).width, steps)
             for loop in loops
             if (steps := loop.steps) is not None
         ]
-        series = _Series([*loops], min(widths), earlier)
+        least = min(width for width, _ in widths)
+        most = min(w * (2 if len(steps.before) <= FEW else 1) for w, steps in widths)
+        near: dict[Buffer, _Rows] = {}
         for loop in loops:
             for buffer in loop.axes:
                 axis = self._row_axis(buffer, loops)
-                if buffer not in loop.use.stored or axis is None:
-                    continue
-                series.add(buffer, _Rows(axis, buffer))
-                if buffer not in series.near:
-                    return None
+                if buffer in loop.use.stored and axis is not None:
+                    near[buffer] = _Rows(axis, buffer)
+        inputs: dict[Buffer, _Rows] = {}
         for loop in loops:
             for buffer, axis in loop.steps.inputs().items() if loop.steps else ():
                 if all(_only_reads(other, buffer, axis) for other in loops):
                     name = f"{buffer.name}_{loop.rows.var.name}"
                     own = Buffer(name, buffer.dtype, buffer.shape, "arena")
-                    series.add(buffer, _Rows(axis, own))
-        return series
+                    inputs[buffer] = _Rows(axis, own)
+        series = [_Series([*loops], width, earlier) for width in {most, least}]
+        for one in series:
+            for buffer, rows in (near | inputs).items():
+                one.add(buffer, rows)
+        return max(
+            (one for one in series if near.keys() <= one.near.keys()),
+            key=lambda one: (one.saved, one.width),
+            default=None,
+        )
 
     def _row_axis(self, buffer: Buffer, loops: Sequence[_Loop]) -> int | None:
         """Return the axis of the rows of a buffer that only these loops name, and that
