@@ -125,14 +125,14 @@ class Expansion:
     def _is_harmless(self, s: Stmt) -> bool:
         """Return whether a statement of one side of a branch may run for the other one,
         too: it writes no memory, reads none that may be outside of an array, and
-        divides no integers."""
+        divides by no integer that may be 0."""
         if isinstance(s, If):
             if not all(map(self._is_harmless, (*s.then, *s.else_))):
                 return False
         elif not isinstance(s, Let | Declare | Assign):
             return False
         order = nodes(*expressions(s))
-        return not any(_divides_integers(node) for node in order) and all(
+        return not any(map(_may_trap, order)) and all(
             self._is_inside(i, extent)
             for node in loaded(s)
             if e.condition_of(node) is None
@@ -143,6 +143,8 @@ class Expansion:
         """Return whether an index is one of an axis in all iterations."""
         if i.is_const:
             return extent.is_const and 0 <= i.attr < extent.attr
+        if i.op == "sub" and same(i.args[0], e.sub(extent, e.index(1))):
+            i = i.args[1]  # counts down
         count = (self.extents or {}).get(i.attr) if i.op == "var" else None
         return count is not None and same(count, extent)
 
@@ -151,8 +153,13 @@ class Expansion:
         self.statements.append(copied(Let(var, value), self.values, suffix))
 
 
-def _divides_integers(node: Expr) -> bool:
-    return node.op in ("div", "rem") and node.dtype.kind != "f"
+def _may_trap(node: Expr) -> bool:
+    """Return whether a node divides integers by what may be 0, or may be -1: the least
+    integer has no quotient."""
+    if node.op not in ("div", "rem") or node.dtype.kind == "f":
+        return False
+    divisor = node.args[1]
+    return not divisor.is_const or divisor.attr in (0, -1)
 
 
 def _is_any_order(s: Stmt) -> bool:

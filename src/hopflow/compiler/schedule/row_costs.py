@@ -23,8 +23,13 @@ SCATTERED: Final = 6.0
 """Of an element, if it is scattered: each lies in a cache line of its own."""
 
 
-def cost_in_loops(rows: For) -> float:
-    """Return what a row costs in a loop over rows."""
+def cost_in_loops(rows: For, step: Var | None) -> float:
+    """Return what a row costs in a loop over rows.
+
+    Args:
+        step: The variable of the loop over steps; None if it has no other statements,
+            so that several steps may be one (see `unroll_and_jam`).
+    """
     if rows.binding.kind == "vector":
         moving = _moving(rows.body, rows.var)
         elements = [
@@ -32,8 +37,10 @@ def cost_in_loops(rows: For) -> float:
             for is_store in (False, True)
             for access in _accessed(rows.body, is_store=is_store)
         ]
-        apart = sum(_is_apart(*access, rows.var, moving) for access in elements)
-        return body_size(rows.body) / rows.binding.width + SHUFFLED * apart
+        apart = [x for x in elements if _is_apart(*x, rows.var, moving)]
+        far = sum(step is not None and names(i, {step}) for _, at in apart for i in at)
+        accesses = GATHERED * far + SHUFFLED * (len(apart) - far)
+        return body_size(rows.body) / rows.binding.width + accesses
     if is_coalesced(rows) and isinstance(row := rows.body[0], For):
         steps: int = row.extent.attr
         return steps * body_size(row.body) / row.binding.width

@@ -15,11 +15,12 @@ assigned.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
+from hopflow.compiler.schedule.copies import substituted
 from hopflow.compiler.schedule.expansion import Expansion
 from hopflow.compiler.schedule.groups import body_size
 from hopflow.compiler.schedule.row_costs import (
@@ -32,6 +33,7 @@ from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import Assign, Copy, Declare, For, Let, Stmt, Store, Swap
 from hopflow.loop_ir.walk import (
     accessed,
+    expressions,
     loaded,
     names,
     nodes,
@@ -51,7 +53,7 @@ TRIPS: Final = 8
 
 _Key: TypeAlias = tuple[Buffer, tuple[int | None, ...]]
 """An element of a row: its buffer, and its index; None stands for that of the row."""
-_Simple: TypeAlias = Let | Store
+_Simple: TypeAlias = Let | Store | Assign
 
 
 class RowSteps(NamedTuple):
@@ -136,16 +138,23 @@ class RowSteps(NamedTuple):
         return [*self.before, self.steps, *self.after]
 
 
-def steps_of_a_row(steps: For, named: Counter[Buffer]) -> RowSteps | None:
+def steps_of_a_row(
+    steps: For, named: Counter[Buffer], reads: Callable[[], Counter[Var]]
+) -> RowSteps | None:
     """Return what the steps of a loop do for a row; None: rows are not independent, or
     a step does something else.
 
     Args:
         named: How often the program names each buffer.
+        reads: Returns how many statements of the program read each variable.
     """
     iteration = _iteration(steps)
     if iteration is None:
         return None
+    if shared := iteration.shared:
+        inside, total = statements_that_read([steps]), reads()
+        if any(total[var] != inside[var] for var in shared):
+            return None  # the last value is read
     rows, body = iteration.rows, iteration.body
     temporary = _temporary(steps, body, rows.var, named)
     copies = _exchanged(iteration, temporary)
@@ -160,7 +169,8 @@ def steps_of_a_row(steps: For, named: Counter[Buffer]) -> RowSteps | None:
     }
     if not 0 < len(kept) <= MOST:
         return None
-    before = [Declare(var, elements[key]) for key, var in kept.items()]
+    before = [Declare(var, e.read(outer)) for outer, var in iteration.shared.items()]
+    before += [Declare(var, elements[key]) for key, var in kept.items()]
     after = {
         key: Store(s.buffer, s.indices, e.read(kept[key]))
         for s in body
@@ -172,6 +182,12 @@ def steps_of_a_row(steps: For, named: Counter[Buffer]) -> RowSteps | None:
     )
 
 
+def statements_that_read(body: Sequence[Stmt]) -> Counter[Var]:
+    """Return how many statements read each variable."""
+    orders = (nodes(*expressions(s)) for s in statements(body))
+    return Counter(node.attr for order in orders for node in order if node.op == "var")
+
+
 # --- what a step does -----------------------------------------------------------------
 
 
@@ -180,12 +196,15 @@ class _Iteration(NamedTuple):
 
     rows       the first loop over rows of the step
     body       straight-line code, for the row of that loop
+    shared     the variables that are the same for all rows and that the step changes,
+               each with one for the row
     exchanged  the arrays whose memory the step exchanges in the end
     cost       about how many instructions it takes in the loops of the step
     """
 
     rows: For
     body: list[_Simple]
+    shared: dict[Var, Var]
     exchanged: list[Swap]
     cost: float
 
@@ -202,6 +221,12 @@ def _iteration(steps: For) -> _Iteration | None:
     extents = {steps.var: steps.extent}
     within, expansion = {steps.var}, Expansion(extents)
     exchanged, cost = list[Swap](), 0.0
+    shared = {
+        s.var: Var(f"{s.var.name}_{rows.var.name}", s.var.dtype)
+        for s in steps.body
+        if isinstance(s, Assign)
+    }
+    expansion.values |= {var: e.read(own) for var, own in shared.items()}
     for s in steps.body:
         body: Sequence[Stmt] = [s]
         if _is_over_rows(s):
@@ -212,11 +237,16 @@ def _iteration(steps: For) -> _Iteration | None:
                 return None
             expansion.values[loop.var] = e.read(rows.var)
             extents[loop.var] = loop.extent
-            cost += times * cost_in_loops(loop)
-        elif isinstance(s, Let):
+            step = None if len(steps.body) == 1 else steps.var
+            cost += times * cost_in_loops(loop, step)
+        elif isinstance(s, Let | Assign):
             if any(node.attr in stored for node in loaded(s)):
                 return None
             within.add(s.var)
+            if isinstance(s, Assign):
+                value = substituted(s.value, expansion.values)
+                expansion.statements.append(Assign(shared[s.var], value))
+                continue
         elif isinstance(s, Copy):
             body = _by_element(s, rows)
             cost += body_size(body)
@@ -227,11 +257,11 @@ def _iteration(steps: For) -> _Iteration | None:
             return None
         if exchanged or not body or expansion.of(body) is None:
             return None
-    found = [s for s in expansion.statements if isinstance(s, Let | Store)]
+    found = [s for s in expansion.statements if isinstance(s, _Simple)]
     is_simple = len(found) == len(expansion.statements)
     if not is_simple or body_size(found) > LARGEST:
         return None
-    return _Iteration(rows, _forwarded(found, rows.var), exchanged, cost)
+    return _Iteration(rows, _forwarded(found, rows.var), shared, exchanged, cost)
 
 
 def _forwarded(body: Sequence[_Simple], row: Var) -> list[_Simple]:

@@ -25,6 +25,7 @@ along its last axis: the results of a scan, and what its gradient reads.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
@@ -33,6 +34,7 @@ from hopflow.compiler.schedule.blocks import block_of, over_blocks
 from hopflow.compiler.schedule.row_steps import (
     RowSteps,
     axes_of,
+    statements_that_read,
     steps_of_a_row,
     written,
 )
@@ -102,7 +104,8 @@ class _Loop(NamedTuple):
 
     def reads(self, buffer: Buffer) -> bool:
         """Return whether the loop loads an element of a buffer."""
-        inside = statements([self.place])
+        steps = self.steps
+        inside = statements([*steps.before, *steps.body] if steps else [self.place])
         return any(n.attr is buffer for s in inside for n in loaded(s))
 
 
@@ -147,6 +150,7 @@ class _Pass:
     def __init__(self, program: Program, target: Target) -> None:
         self._program, self._target = program, target
         self._uses = uses(program.body)
+        self._reads = cache(lambda: statements_that_read(program.body))
 
     def body(self, body: list[Stmt]) -> None:
         """Edit such loops in a list of statements, and in those inside."""
@@ -174,7 +178,7 @@ class _Pass:
     def _series(self, first: For, rest: Sequence[Stmt]) -> _Series | None:
         """Return the loops to run in blocks of rows, from a loop over steps on; None:
         that does not pay."""
-        steps = steps_of_a_row(first, self._uses)
+        steps = steps_of_a_row(first, self._uses, self._reads)
         loops = [] if steps is None else [_of_steps(steps)]
         earlier, later = list[Stmt](), list[_Use]()
         for s in rest[:AHEAD] if loops else ():
@@ -206,7 +210,7 @@ class _Pass:
         if s.independent:
             loop = _of_rows(s)
         else:
-            steps = steps_of_a_row(s, self._uses)
+            steps = steps_of_a_row(s, self._uses, self._reads)
             loop = None if steps is None else _of_steps(steps)
         if loop is None or not same(loop.rows.extent, loops[0].rows.extent):
             return None
@@ -222,7 +226,7 @@ class _Pass:
         would have memory of its own for all of it."""
         extent = loops[0].rows.extent
         widths = [
-            (vector_binding(extent, _straight(steps.body), self._target).width, steps)
+            (vector_binding(extent, _straight(steps), self._target).width, steps)
             for loop in loops
             if (steps := loop.steps) is not None
         ]
@@ -322,8 +326,9 @@ class _Pass:
         self._program.arena = [b for b in self._program.arena if b not in buffers]
 
 
-def _straight(body: Sequence[Stmt]) -> list[Stmt]:
-    return [s for s in body if isinstance(s, Let | Store)]
+def _straight(steps: RowSteps) -> list[Stmt]:
+    """Return the values of a step, and what is stored in it or after the last one."""
+    return [s for s in (*steps.body, *steps.after) if isinstance(s, Let | Store)]
 
 
 def _of_steps(steps: RowSteps) -> _Loop:
