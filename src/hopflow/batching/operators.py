@@ -16,6 +16,7 @@ from hopflow.batching.graphs import (
     evaluate,
     lanes_of,
 )
+from hopflow.batching.tables import updates_tables
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.graph.core import Graph, Node, map_graphs
 from hopflow.graph.forwarding import first_same, shortened
@@ -56,7 +57,7 @@ def batch(
     settled = _settled(
         signature, size, batched, all_results=all_results, share=op.is_call
     )
-    if settled is None:
+    if settled is None or updates_tables(signature, settled.args):
         return each_example(op, size, batched, args, params)
     passed = [
         _passed(size, role, arg, was=was, now=now)

@@ -14,6 +14,7 @@ from hopflow.compiler.kernel_passes.branches import branches
 from hopflow.compiler.kernel_passes.carries import carries
 from hopflow.compiler.kernel_passes.checks import checks
 from hopflow.compiler.kernel_passes.counters import counters
+from hopflow.compiler.kernel_passes.early_reads import early_reads
 from hopflow.compiler.kernel_passes.flags import flags
 from hopflow.compiler.kernel_passes.hoist import hoist
 from hopflow.compiler.kernel_passes.implied_conditions import implied_conditions
@@ -67,6 +68,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     checks,
     counters,
     masked_updates,
+    early_reads,
     inline,
     positions,
     branches,
