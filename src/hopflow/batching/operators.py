@@ -57,7 +57,9 @@ def batch(
     settled = _settled(
         signature, size, batched, all_results=all_results, share=op.is_call
     )
-    if settled is None or updates_tables(signature, settled.args):
+    if settled is None or (
+        all(settled.results) and updates_tables(signature, settled.args)
+    ):
         return each_example(op, size, batched, args, params)
     passed = [
         _passed(size, role, arg, was=was, now=now)

@@ -1,0 +1,120 @@
+"""`vmap` of loops that update tables at indices of each batch element."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import hopflow as hf
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded")]
+
+SIZE: Final = 12
+
+
+def counted(x: Any) -> Any:
+    """Counts, and how often each value was there before."""
+
+    def step(counts: Any, v: Any) -> Any:
+        return counts.at[v].add(1), counts[v]
+
+    return hf.scan(step, hf.zeros(SIZE, dtype="int64"), x)
+
+
+def moved_to_front(x: Any) -> Any:
+    def step(k: Any, order: Any) -> Any:
+        first, other = order[0], order[x[k]]
+        return order.at[0].set(other).at[x[k]].set(first)
+
+    return hf.fori_loop(0, x.shape[0], step, hf.arange(SIZE))
+
+
+def weighted(x: Any) -> Any:
+    """Sums of squares of what is added at the indices `x`."""
+    w = hf.cos(hf.astype(x, "float64"))
+
+    def step(total: Any, pair: Any) -> Any:
+        v, w = pair
+        return hf.dynamic_update_slice(total, (total[v] * 0.5 + w)[None], [v]), None
+
+    return hf.scan(step, hf.zeros(SIZE, dtype="float64"), (x, w))[0]
+
+
+PROGRAMS: Final[dict[str, Callable[..., Any]]] = {
+    "counts": counted,
+    "orders": moved_to_front,
+    "weights": weighted,
+}
+
+
+def drawn(*shape: int) -> Any:
+    return np.random.default_rng(0).integers(0, SIZE, shape)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("shape", [(7, 9), (0, 9), (7, 0), (1, 1)], ids=str)
+def test_each_batch_element_has_its_table(name: str, shape: tuple[int, int]) -> None:
+    agree(hf.vmap(PROGRAMS[name]), drawn(*shape))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_batches_of_batches(name: str) -> None:
+    agree(hf.vmap(hf.vmap(PROGRAMS[name])), drawn(3, 4, 5))
+    agree(hf.vmap(PROGRAMS[name], in_dims=1, out_dims=0), drawn(5, 4))
+
+
+def test_gradients_of_tables() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def step(table: Any, pair: Any) -> Any:
+            v, w = pair
+            return table.at[v].set(table[v] * w + w), table[v]
+
+        table, old = hf.scan(step, hf.ones(SIZE, dtype="float64"), (x, w))
+        return hf.sum(table**2) + hf.sum(old)
+
+    w = np.random.default_rng(1).normal(size=(6, 9))
+    agree(hf.vmap(hf.grad(loss)), w, drawn(6, 9))
+    agree(hf.grad(lambda w, x: hf.sum(hf.vmap(loss)(w, x))), w, drawn(6, 9))
+
+
+def test_a_number_that_all_share_stays_one() -> None:
+    """The batch elements step together, since a result is the same for all."""
+
+    def f(x: Any) -> Any:
+        def step(carry: Any, v: Any) -> Any:
+            counts, steps = carry
+            return (counts.at[v].add(1), steps + 1), None
+
+        return hf.scan(step, (hf.zeros(SIZE, dtype="int64"), 0), x)[0]
+
+    batched = hf.vmap(f, out_dims=(0, None))
+    agree(batched, drawn(4, 9))
+    assert int(batched(drawn(4, 9))[1]) == 9
+
+
+@pytest.mark.parametrize(
+    ("f", "is_map"),
+    [
+        (counted, True),
+        (lambda x: hf.scan(lambda c, v: (c.at[2].add(v), None), x * 0, x)[0], False),
+        (lambda x: hf.scan(lambda c, v: (c + hf.roll(c, 1) * v, None), x, x)[0], False),
+    ],
+    ids=["index of each", "index of all", "no update"],
+)
+def test_only_updates_at_different_indices_are_a_map(f: Any, is_map: bool) -> None:
+    text = str(hf.trace(hf.vmap(f), drawn(4, 9)).graph)
+    assert ("map" in text) is is_map
+
+
+def agree(f: Callable[..., Any], *args: Any) -> None:
+    with hf.debug():
+        expected = f(*map(hf.asarray, args))
+    for options in ({}, {"dynamic": True}):
+        found = hf.jit(f, **options)(*args)
+        pairs = zip(
+            hf.pytree.flatten(found)[0], hf.pytree.flatten(expected)[0], strict=True
+        )
+        for a, b in pairs:
+            assert np.asarray(a).shape == np.asarray(b).shape
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-13)
