@@ -456,13 +456,13 @@ class Kernels:
         order = nodes(*kernel.element)
         if not any(n.op == "select" and terms & {*nodes(n.args[0])} for n in order):
             return False
-        size = 0
+        computed = set[Expr]()  # what all terms share is computed once
         for r in indices(tuple(sizes)):
             places = axes(rank + len(space))[rank:]
             values = {axis.attr: k for axis, k in zip(places, r, strict=True)}
             term = [substituted(x, values) for x in kernel.element]
-            size += sum(map(weight, nodes(*term)))
-        return size <= LARGEST_ROW
+            computed.update(nodes(*term))
+        return sum(map(weight, computed)) <= LARGEST_ROW
 
     def _reduce_at_once(
         self, kernel: Reduction, at: Index, steps: Sequence[Index]
