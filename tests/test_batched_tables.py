@@ -79,7 +79,7 @@ def test_gradients_of_tables() -> None:
 
 
 def test_a_number_that_all_share_stays_one() -> None:
-    """The batch elements step together, since a result is the same for all."""
+    """The result is that of the first batch element."""
 
     def f(x: Any) -> Any:
         def step(carry: Any, v: Any) -> Any:
@@ -88,9 +88,24 @@ def test_a_number_that_all_share_stays_one() -> None:
 
         return hf.scan(step, (hf.zeros(SIZE, dtype="int64"), 0), x)[0]
 
-    batched = hf.vmap(f, out_dims=(0, None))
+    batched: Any = hf.vmap(f, out_dims=(0, None))
     agree(batched, drawn(4, 9))
     assert int(batched(drawn(4, 9))[1]) == 9
+
+
+def test_callbacks_are_called_step_by_step() -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def f(x: Any, v: Any) -> Any:
+        def step(carry: Any, k: Any) -> Any:
+            counts, n = carry
+            hf.callback(lambda *at: calls.append(tuple(map(int, at))), None, v, n)
+            return (counts.at[k].add(1), n + 1), None
+
+        return hf.scan(step, (hf.zeros(SIZE, dtype="int64"), 0 * v), x)[0]
+
+    hf.jit(hf.vmap(f))(drawn(3, 2), np.arange(3))
+    assert calls == [(v, n) for n in range(2) for v in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -110,8 +125,8 @@ def test_only_updates_at_different_indices_are_a_map(f: Any, is_map: bool) -> No
 def agree(f: Callable[..., Any], *args: Any) -> None:
     with hf.debug():
         expected = f(*map(hf.asarray, args))
-    for options in ({}, {"dynamic": True}):
-        found = hf.jit(f, **options)(*args)
+    for dynamic in (False, True):
+        found = hf.jit(f, dynamic=dynamic)(*args)
         pairs = zip(
             hf.pytree.flatten(found)[0], hf.pytree.flatten(expected)[0], strict=True
         )

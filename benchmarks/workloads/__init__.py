@@ -20,6 +20,7 @@ from benchmarks.workloads import (
     rows,
     scalars,
     selection,
+    series,
     short_states,
     simulations,
     sizes,
@@ -51,6 +52,7 @@ def all_workloads(scale: float = 1.0) -> list[Workload]:
         *matrices.workloads(size),
         *rows.workloads(size),
         *short_states.workloads(size),
+        *series.workloads(size),
         *convolutions.workloads(size),
     ]
 

@@ -57,10 +57,12 @@ def batch(
     settled = _settled(
         signature, size, batched, all_results=all_results, share=op.is_call
     )
-    if settled is None or (
-        all(settled.results) and updates_tables(signature, settled.args)
-    ):
+    if settled is None:
         return each_example(op, size, batched, args, params)
+    has_first = isinstance(size, int) and size > 0
+    if (has_first or all(settled.results)) and updates_tables(signature, settled.args):
+        mapped = each_example(op, size, batched, args, params)
+        return _unbatched(mapped, settled.results)
     passed = [
         _passed(size, role, arg, was=was, now=now)
         for role, arg, was, now in zip(
@@ -118,6 +120,14 @@ def each_example(
     values = short.results(args, mapped)
     mask = short.results(batched, [True] * len(mapped))
     return BatchedResults(list(map(as_value, values)), tuple(mask))
+
+
+def _unbatched(mapped: BatchedResults, wanted: Sequence[bool]) -> BatchedResults:
+    """Return results, those of the first batch element where all have the same."""
+    pairs = zip(mapped.values, mapped.batched, wanted, strict=True)
+    values = [_first_row(v) if was and not now else v for v, was, now in pairs]
+    kept = zip(mapped.batched, wanted, strict=True)
+    return BatchedResults(values, tuple([was and now for was, now in kept]))
 
 
 def with_shared(

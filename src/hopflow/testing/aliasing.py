@@ -187,6 +187,14 @@ def _stepped(p: Pool, a: int, b: int, c: int, d: int) -> Any:
     m, y, width = p.m, p.like(b, lambda v: _one_type(v, x)), min(x.shape[1], 12)
     x, y = x[:, :width], y[:, :width]
 
+    def one(row: Any) -> Any:
+        """A row that is reversed, or not."""
+        first, last = row[b % width], row[c % width]
+        other = p.lib.cond(
+            last > row[0], lambda: row, lambda: m.where(row > last, row, last)
+        )
+        return p.lib.cond(first > last, lambda: row[::-1], lambda: other)
+
     def step(carry: Any, z: Any) -> Any:
         x, *others = carry
         for k in range(1 + a % 2):
@@ -200,6 +208,8 @@ def _stepped(p: Pool, a: int, b: int, c: int, d: int) -> Any:
                 case _:
                     rest = [m.where(last < new, x[:, j], new) for j in range(width)]
                     x = m.stack(rest, axis=1)
+        if d % 4 == 3 and x.shape[0] <= 64:
+            x = p.lib.map(one, x)
         return (*others, x), x if b % 2 else x[:, a % width]
 
     # The inputs of a step lie side by side, or those of a row do.

@@ -472,6 +472,16 @@ def _assigned_in_turn() -> Patches:
     return [(row_steps, "_exchanged", exchanged)]
 
 
+def _other_case_of_rows() -> Patches:
+    right = expansion.Expansion._add_sides
+
+    def add_sides(self: expansion.Expansion, test: Any, then: Any, else_: Any) -> bool:
+        """Select what the other side of a branch assigns."""
+        return right(self, test, else_, then)
+
+    return [(expansion.Expansion, "_add_sides", add_sides)]
+
+
 def _rows_last_first() -> Patches:
     right = interleaving.Groups._store_rows
     return [
@@ -909,6 +919,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "assigned one after the other": Mutant(
         _assigned_in_turn, ["jit"], options=_STEPPED
     ),
+    "side of another row": Mutant(_other_case_of_rows, ["jit"], options=_STEPPED),
     "last element of a row first": Mutant(_rows_last_first, ["jit"], options=_STEPPED),
     "mask of the other side": Mutant(
         _same_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}

@@ -133,11 +133,18 @@ class Expansion:
             return False
         order = nodes(*expressions(s))
         return not any(map(_may_trap, order)) and all(
-            self._is_inside(i, extent)
-            for node in loaded(s)
-            if e.condition_of(node) is None
-            for i, extent in zip(e.index_of(node), node.attr.shape, strict=True)
+            self._is_safe(node) for node in loaded(s)
         )
+
+    def _is_safe(self, node: Expr) -> bool:
+        """Return whether an element may be loaded in all iterations. The condition of
+        one whose index depends on data may rely on a check, which the branch guards."""
+        at = e.index_of(node)
+        if e.condition_of(node) is not None:
+            variables = {n.attr for n in nodes(*at) if n.op == "var"}
+            of_loops = variables <= {*(self.extents or ())}
+            return of_loops and not any(n.op == "load" for n in nodes(*at))
+        return all(map(self._is_inside, at, node.attr.shape))
 
     def _is_inside(self, i: Expr, extent: Expr) -> bool:
         """Return whether an index is one of an axis in all iterations."""

@@ -139,7 +139,10 @@ class RowSteps(NamedTuple):
 
 
 def steps_of_a_row(
-    steps: For, named: Counter[Buffer], reads: Callable[[], Counter[Var]]
+    steps: For,
+    named: Counter[Buffer],
+    reads: Callable[[], Counter[Var]],
+    declared: Collection[Var],
 ) -> RowSteps | None:
     """Return what the steps of a loop do for a row; None: rows are not independent, or
     a step does something else.
@@ -147,14 +150,15 @@ def steps_of_a_row(
     Args:
         named: How often the program names each buffer.
         reads: Returns how many statements of the program read each variable.
+        declared: The variables that are declared where the loop is.
     """
     iteration = _iteration(steps)
     if iteration is None:
         return None
     if shared := iteration.shared:
         inside, total = statements_that_read([steps]), reads()
-        if any(total[var] != inside[var] for var in shared):
-            return None  # the last value is read
+        if any(var not in declared or total[var] != inside[var] for var in shared):
+            return None  # the last value is read, maybe in a loop around
     rows, body = iteration.rows, iteration.body
     temporary = _temporary(steps, body, rows.var, named)
     copies = _exchanged(iteration, temporary)
@@ -219,7 +223,7 @@ def _iteration(steps: For) -> _Iteration | None:
     if rows is None:
         return None
     extents = {steps.var: steps.extent}
-    within, expansion = {steps.var}, Expansion(extents)
+    expansion = Expansion(extents)
     exchanged, cost = list[Swap](), 0.0
     shared = {
         s.var: Var(f"{s.var.name}_{rows.var.name}", s.var.dtype)
@@ -227,6 +231,7 @@ def _iteration(steps: For) -> _Iteration | None:
         if isinstance(s, Assign)
     }
     expansion.values |= {var: e.read(own) for var, own in shared.items()}
+    within = {steps.var, *shared}
     for s in steps.body:
         body: Sequence[Stmt] = [s]
         if _is_over_rows(s):
@@ -284,6 +289,10 @@ def _forwarded(body: Sequence[_Simple], row: Var) -> list[_Simple]:
 
     for number, s in enumerate(body):
         replace(s, stored)
+        if isinstance(s, Assign):
+            changed = [b for b, (at, _) in latest.items() if _names(at, s.var)]
+            for buffer in changed:
+                del latest[buffer]
         if isinstance(s, Store):
             latest.pop(s.buffer, None)
             if s.buffer in read and _key(s.buffer, s.indices, row) is None:
@@ -294,6 +303,10 @@ def _forwarded(body: Sequence[_Simple], row: Var) -> list[_Simple]:
                 latest[s.buffer] = s.indices, value
         new.append(s)
     return new
+
+
+def _names(at: Index, var: Var) -> bool:
+    return any(names(i, {var}) for i in at)
 
 
 def _is_over_rows(s: Stmt) -> TypeGuard[For]:

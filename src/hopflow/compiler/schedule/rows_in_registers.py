@@ -48,6 +48,7 @@ from hopflow.loop_ir.program import (
     THREADS,
     Binding,
     Copy,
+    Declare,
     For,
     Let,
     Program,
@@ -151,6 +152,7 @@ class _Pass:
         self._program, self._target = program, target
         self._uses = uses(program.body)
         self._reads = cache(lambda: statements_that_read(program.body))
+        self._declared = set[Var]()  # where the loops are
 
     def body(self, body: list[Stmt]) -> None:
         """Edit such loops in a list of statements, and in those inside."""
@@ -159,6 +161,7 @@ class _Pass:
             s, rest = body[at], body[at + 1 :]
             series = None
             if isinstance(s, For) and not s.independent:
+                self._declared = {x.var for x in body[:at] if isinstance(x, Declare)}
                 series = self._series(s, rest)
             if series is not None:
                 found: list[Stmt] = [*series.earlier, *self._in_blocks(series)]
@@ -178,7 +181,7 @@ class _Pass:
     def _series(self, first: For, rest: Sequence[Stmt]) -> _Series | None:
         """Return the loops to run in blocks of rows, from a loop over steps on; None:
         that does not pay."""
-        steps = steps_of_a_row(first, self._uses, self._reads)
+        steps = self._steps(first)
         loops = [] if steps is None else [_of_steps(steps)]
         earlier, later = list[Stmt](), list[_Use]()
         for s in rest[:AHEAD] if loops else ():
@@ -202,6 +205,9 @@ class _Pass:
             loops.pop()
         return None
 
+    def _steps(self, loop: For) -> RowSteps | None:
+        return steps_of_a_row(loop, self._uses, self._reads, self._declared)
+
     def _next(self, s: Stmt, loops: Sequence[_Loop]) -> _Loop | None:
         """Return a loop that may follow others in a block, because it needs only what
         they have written for the same rows; None: it is another statement."""
@@ -210,7 +216,7 @@ class _Pass:
         if s.independent:
             loop = _of_rows(s)
         else:
-            steps = steps_of_a_row(s, self._uses, self._reads)
+            steps = self._steps(s)
             loop = None if steps is None else _of_steps(steps)
         if loop is None or not same(loop.rows.extent, loops[0].rows.extent):
             return None
