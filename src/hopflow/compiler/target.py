@@ -28,6 +28,11 @@ class Target(Protocol):
         """Whether a masked load, store or gather is one instruction."""
         ...
 
+    @property
+    def has_gangs(self) -> bool:
+        """Whether iterations may be lanes of a gang."""
+        ...
+
     def vector_width(
         self, dtype: DType, *, reduces: bool = False, narrow: bool = False
     ) -> int:

@@ -105,10 +105,15 @@ class CpuTarget(LlvmTarget):
         lanes = self.register_bits // max(8 if narrow else 32, dtype.bits)
         return lanes * REDUCTION_REGISTERS if reduces else lanes
 
+    @property
+    def has_gangs(self) -> bool:
+        return self.register_bits > 64
+
     def gang_width(self, loop: For, divergence: Divergence) -> int:
         """Return the lanes of a gang of iterations, or 1 if scalar code is faster."""
-        has_vectors = self.register_bits > 64
-        return gang_width(loop, divergence, self.register_bits) if has_vectors else 1
+        if not self.has_gangs:
+            return 1
+        return gang_width(loop, divergence, self.register_bits)
 
     def check(self) -> None:
         """Check that the CPU has the instruction sets that generated code uses.

@@ -113,7 +113,8 @@ def _is_independent(s: Stmt) -> TypeGuard[For]:
 
 
 def is_candidate(loop: For) -> bool:
-    """Return whether lanes may run all of a loop, which has an inner loop."""
+    """Return whether lanes may run all of a loop, which has an inner loop or a
+    branch."""
     inside = list(statements(loop.body))
     return any(isinstance(s, While | If) or _counts(s) for s in inside) and all(
         isinstance(s, _STATEMENTS + _WHOLE) and not is_long(s) for s in inside

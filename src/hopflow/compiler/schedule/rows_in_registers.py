@@ -77,7 +77,8 @@ _Axes: TypeAlias = dict[Buffer, set[int]]
 
 def rows_in_registers(program: Program, target: Target) -> None:
     """Edit a program in place, without the functions that it calls."""
-    _Pass(program, target).body(program.body)
+    if target.has_gangs:
+        _Pass(program, target).body(program.body)
 
 
 class _Use(NamedTuple):
