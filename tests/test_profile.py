@@ -365,17 +365,17 @@ def test_it_leaves_the_ordinary_program_alone() -> None:
 def test_derivatives_have_the_lines_of_what_they_are_of() -> None:
     def loss(x: Any) -> Any:
         def step(_: Any, c: Any) -> Any:
-            return hf.sin(c[::-1]) * x
+            return hf.sin(c) * x
 
         return hf.sum(hf.fori_loop(0, 8, step, x))
 
-    profile = hf.jit(hf.grad(loss)).profile(hf.ones(100))
+    profile = hf.jit(hf.grad(loss)).profile(hf.ones((100, 20)))
     there_and_back = [x for x in profile.loops if x.trips == 8]
     assert [x.text for x in there_and_back] == [
         "return hf.sum(hf.fori_loop(0, 8, step, x))"
     ] * 2
     steps = [x for x in profile.loops if x.depth == 1]
-    assert {x.text for x in steps} == {"return hf.sin(c[::-1]) * x"}
+    assert {x.text for x in steps} == {"return hf.sin(c) * x"}
 
 
 def test_it_says_where_it_cannot_be_used() -> None:
