@@ -19,7 +19,7 @@ void row_trade_walks(const f32 *prices, i64 n, i64 steps, const f32 *moods, i64 
 #pragma omp simd
                 for (i64 r = 0; r < ROWS; r++) {
                     const int buys = m[t][r] > 0.7f;
-                    const int sells = !buys && m[t][r] < 0.3f && held[r] > 0;
+                    const int sells = !buys & (m[t][r] < 0.3f) & (held[r] > 0);
                     held[r] += buys ? 1.0f : sells ? -1.0f : 0.0f;
                     cash[r] = buys    ? cash[r] - p[t][r]
                               : sells ? cash[r] + p[t][r]
