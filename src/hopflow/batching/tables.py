@@ -17,8 +17,6 @@ FEW: Final = 4
 
 _UPDATES: Final = (scatter, scatter_drop, update_window)
 """Their arguments are a base, what is written, and the indices."""
-
-
 _READS: Final = (gather, gather_clip, dynamic_index, window)
 
 
