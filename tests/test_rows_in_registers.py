@@ -189,6 +189,33 @@ def test_branches_of_steps(dtype: str, n: int, cpu: CpuTarget) -> None:
     assert n < 33 or ("_kept0" in text and "if " not in text)
 
 
+@pytest.mark.parametrize("returns", [True, False])
+@pytest.mark.parametrize("steps", [0, 1, 9])
+def test_numbers_that_all_rows_share(returns: bool, steps: int) -> None:
+    """Each block of rows computes them again, and a loop alone leaves the last ones."""
+
+    def one(xs: Any, ys: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            s, n, gain = carry
+            s = s + gain * (x - s)
+            return (s, n + 1, gain / (1 + gain)), s * n
+
+        carry, seen = hf.scan(step, (0.0, 1, 1.0), xs)
+        again, more = hf.scan(step, carry, ys)  # starts from the last values
+        return (carry, again, seen, more) if returns else (seen, more)
+
+    xs, ys = drawn((70, steps), "float64"), drawn((70, 5), "float64")
+    text = compiled(hf.vmap(one), xs, ys)
+    assert steps < 9 or "_kept0" in text
+    found = hf.jit(hf.vmap(one), dynamic=True)(xs, ys)
+    with hf.debug():
+        expected = hf.vmap(one)(hf.asarray(xs), hf.asarray(ys))
+    for x, y in zip(
+        hf.pytree.flatten(found)[0], hf.pytree.flatten(expected)[0], strict=True
+    ):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-13)
+
+
 def test_branches_of_steps_of_arrays(cpu: CpuTarget) -> None:
     branches: list[Any] = [
         lambda s: s[::-1],

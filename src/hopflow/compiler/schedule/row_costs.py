@@ -16,6 +16,9 @@ SHUFFLED: Final = 0.25
 """Of an element, if vectors of the elements of rows are shuffled."""
 GATHERED: Final = 2.0
 """Of an element, if it is gathered."""
+COLUMN: Final = 6.0
+"""Of an element of a column that each step gathers: the lines of all rows, of which the
+next step reads the next elements, do not stay in the first-level cache."""
 FAR: Final = 3.0
 """Of an element beside that of the next row, but far from that of the next step: caches
 do not expect it."""
@@ -39,7 +42,7 @@ def cost_in_loops(rows: For, step: Var | None) -> float:
         ]
         apart = [x for x in elements if _is_apart(*x, rows.var, moving)]
         far = sum(step is not None and names(i, {step}) for _, at in apart for i in at)
-        accesses = GATHERED * far + SHUFFLED * (len(apart) - far)
+        accesses = COLUMN * far + SHUFFLED * (len(apart) - far)
         return body_size(rows.body) / rows.binding.width + accesses
     if is_coalesced(rows) and isinstance(row := rows.body[0], For):
         steps: int = row.extent.attr

@@ -15,12 +15,12 @@ assigned.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
-from hopflow.compiler.schedule.copies import substituted
+from hopflow.compiler.schedule.copies import copied, substituted
 from hopflow.compiler.schedule.expansion import Expansion
 from hopflow.compiler.schedule.groups import body_size
 from hopflow.compiler.schedule.row_costs import (
@@ -33,7 +33,6 @@ from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import Assign, Copy, Declare, For, Let, Stmt, Store, Swap
 from hopflow.loop_ir.walk import (
     accessed,
-    expressions,
     loaded,
     names,
     nodes,
@@ -65,6 +64,7 @@ class RowSteps(NamedTuple):
     before     loads the elements that are kept in variables
     after      stores those that the steps have changed
     temporary  the buffers that the steps do not access any more
+    shared     what the steps do for all rows at once, which comes before
     cost       about how many instructions the steps take for a row where they are
     """
 
@@ -74,6 +74,7 @@ class RowSteps(NamedTuple):
     before: list[Declare]
     after: list[Store]
     temporary: set[Buffer]
+    shared: list[Stmt]
     cost: float
 
     def saved(self, width: int, near: Collection[Buffer]) -> float:
@@ -138,27 +139,16 @@ class RowSteps(NamedTuple):
         return [*self.before, self.steps, *self.after]
 
 
-def steps_of_a_row(
-    steps: For,
-    named: Counter[Buffer],
-    reads: Callable[[], Counter[Var]],
-    declared: Collection[Var],
-) -> RowSteps | None:
+def steps_of_a_row(steps: For, named: Counter[Buffer]) -> RowSteps | None:
     """Return what the steps of a loop do for a row; None: rows are not independent, or
     a step does something else.
 
     Args:
         named: How often the program names each buffer.
-        reads: Returns how many statements of the program read each variable.
-        declared: The variables that are declared where the loop is.
     """
     iteration = _iteration(steps)
     if iteration is None:
         return None
-    if shared := iteration.shared:
-        inside, total = statements_that_read([steps]), reads()
-        if any(var not in declared or total[var] != inside[var] for var in shared):
-            return None  # the last value is read, maybe in a loop around
     rows, body = iteration.rows, iteration.body
     temporary = _temporary(steps, body, rows.var, named)
     copies = _exchanged(iteration, temporary)
@@ -173,7 +163,13 @@ def steps_of_a_row(
     }
     if not 0 < len(kept) <= MOST:
         return None
-    before = [Declare(var, e.read(outer)) for outer, var in iteration.shared.items()]
+    first = {
+        outer: Var(f"{var.name}_first", var.dtype)
+        for outer, var in iteration.shared.items()
+    }
+    before = [
+        Declare(var, e.read(first[outer])) for outer, var in iteration.shared.items()
+    ]
     before += [Declare(var, elements[key]) for key, var in kept.items()]
     after = {
         key: Store(s.buffer, s.indices, e.read(kept[key]))
@@ -182,14 +178,31 @@ def steps_of_a_row(
     }
     new = [*_on_variables(body, rows.var, kept, temporary)]
     return RowSteps(
-        steps, rows, new, before, [*after.values()], temporary, iteration.cost
+        steps,
+        rows,
+        new,
+        before,
+        [*after.values()],
+        temporary,
+        _shared_alone(steps, first),
+        iteration.cost,
     )
 
 
-def statements_that_read(body: Sequence[Stmt]) -> Counter[Var]:
-    """Return how many statements read each variable."""
-    orders = (nodes(*expressions(s)) for s in statements(body))
-    return Counter(node.attr for order in orders for node in order if node.op == "var")
+def _shared_alone(steps: For, first: Mapping[Var, Var]) -> list[Stmt]:
+    """Return what the steps do for all rows at once, as a loop of its own, which leaves
+    the last values. Each block of rows computes them again, from the first ones."""
+    if not first:
+        return []
+    step = Var(f"{steps.var.name}_alone", steps.var.dtype)
+    values, body = {steps.var: e.read(step)}, list[Stmt]()
+    for s in steps.body:
+        if isinstance(s, Let):
+            body.append(copied(s, values, "_alone"))
+        elif isinstance(s, Assign):
+            body.append(Assign(s.var, substituted(s.value, values)))
+    alone = For(step, steps.extent, body, False, steps.binding, steps.nodes)
+    return [*(Let(var, e.read(outer)) for outer, var in first.items()), alone]
 
 
 # --- what a step does -----------------------------------------------------------------

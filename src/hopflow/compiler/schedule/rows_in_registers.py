@@ -25,7 +25,6 @@ along its last axis: the results of a scan, and what its gradient reads.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import prod
 from typing import Final, NamedTuple, TypeAlias
 
@@ -34,7 +33,6 @@ from hopflow.compiler.schedule.blocks import block_of, over_blocks
 from hopflow.compiler.schedule.row_steps import (
     RowSteps,
     axes_of,
-    statements_that_read,
     steps_of_a_row,
     written,
 )
@@ -46,9 +44,9 @@ from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import (
     SERIAL,
     THREADS,
+    Assign,
     Binding,
     Copy,
-    Declare,
     For,
     Let,
     Program,
@@ -58,7 +56,9 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.walk import (
     accessed,
     bodies,
+    expressions,
     loaded,
+    names,
     replace,
     same,
     statements,
@@ -152,8 +152,6 @@ class _Pass:
     def __init__(self, program: Program, target: Target) -> None:
         self._program, self._target = program, target
         self._uses = uses(program.body)
-        self._reads = cache(lambda: statements_that_read(program.body))
-        self._declared = set[Var]()  # where the loops are
 
     def body(self, body: list[Stmt]) -> None:
         """Edit such loops in a list of statements, and in those inside."""
@@ -162,10 +160,11 @@ class _Pass:
             s, rest = body[at], body[at + 1 :]
             series = None
             if isinstance(s, For) and not s.independent:
-                self._declared = {x.var for x in body[:at] if isinstance(x, Declare)}
                 series = self._series(s, rest)
             if series is not None:
-                found: list[Stmt] = [*series.earlier, *self._in_blocks(series)]
+                shared = [t for x in series.loops if x.steps for t in x.steps.shared]
+                blocks = self._in_blocks(series)
+                found: list[Stmt] = [*series.earlier, *shared, *blocks]
                 moved = {*series.earlier, *(loop.place for loop in series.loops)}
                 body[at:] = [*found, *(t for t in rest if t not in moved)]
                 at += len(found)
@@ -182,11 +181,13 @@ class _Pass:
     def _series(self, first: For, rest: Sequence[Stmt]) -> _Series | None:
         """Return the loops to run in blocks of rows, from a loop over steps on; None:
         that does not pay."""
-        steps = self._steps(first)
+        steps = steps_of_a_row(first, self._uses)
         loops = [] if steps is None else [_of_steps(steps)]
         earlier, later = list[Stmt](), list[_Use]()
         for s in rest[:AHEAD] if loops else ():
             loop, use = self._next(s, loops), _use(s)
+            if (loop is None or loop.steps is not None) and _names_shared(s, loops):
+                break
             if loop is not None and _is_free(loop.use, later):
                 loops.append(loop)
             elif use is None:
@@ -206,9 +207,6 @@ class _Pass:
             loops.pop()
         return None
 
-    def _steps(self, loop: For) -> RowSteps | None:
-        return steps_of_a_row(loop, self._uses, self._reads, self._declared)
-
     def _next(self, s: Stmt, loops: Sequence[_Loop]) -> _Loop | None:
         """Return a loop that may follow others in a block, because it needs only what
         they have written for the same rows; None: it is another statement."""
@@ -217,7 +215,7 @@ class _Pass:
         if s.independent:
             loop = _of_rows(s)
         else:
-            steps = self._steps(s)
+            steps = steps_of_a_row(s, self._uses)
             loop = None if steps is None else _of_steps(steps)
         if loop is None or not same(loop.rows.extent, loops[0].rows.extent):
             return None
@@ -336,6 +334,21 @@ class _Pass:
 def _straight(steps: RowSteps) -> list[Stmt]:
     """Return the values of a step, and what is stored in it or after the last one."""
     return [s for s in (*steps.body, *steps.after) if isinstance(s, Let | Store)]
+
+
+def _names_shared(s: Stmt, loops: Sequence[_Loop]) -> bool:
+    """Return whether a statement names a variable that all rows of earlier loops share:
+    it needs the value between two loops, where loops over rows need the last one."""
+    shared = [
+        t for x in loops if x.steps for u in x.steps.shared for t in statements([u])
+    ]
+    changed = {t.var for t in shared if isinstance(t, Assign)}
+    inside = [*statements([s])] if changed else []
+    return any(
+        (isinstance(t, Assign) and t.var in changed)
+        or any(names(x, changed) for x in expressions(t))
+        for t in inside
+    )
 
 
 def _of_steps(steps: RowSteps) -> _Loop:
