@@ -91,6 +91,17 @@ def fused(x: Any, y: Any, z: Any) -> Any:
     return OPERATIONS["fma"](x, y, z)
 
 
+def narrow_rows(x: Any) -> Any:
+    """Lanes write rows of float16, which are integers there, beside rows of int16."""
+
+    def one(x: Any) -> Any:
+        step = lambda k, y: (k + 1, y * 2)  # noqa: E731
+        k, y = hf.while_loop(lambda _, y: y < 30, step, (hf.astype(0, hf.int16), x))
+        return hf.stack([k, k + 1]), hf.stack([y, -y])
+
+    return hf.vmap(one)(x)
+
+
 def factors(dtype: Any) -> tuple[Array, ...]:
     """Numbers of all sizes, and sums in which nearly everything cancels."""
     rng = np.random.default_rng(7)
@@ -120,6 +131,7 @@ def programs() -> dict[str, Any]:
     for dtype in (np.float32, np.float64):
         args = tuple(map(hf.asarray, factors(dtype)))
         found[f"fma_{np.dtype(dtype).name}"] = exported(fused, *args)
+    found["narrow_rows"] = exported(narrow_rows, hf.arange(1, 12, dtype=hf.float16))
     return found
 
 
@@ -154,6 +166,7 @@ STOPS: Final = _NATIVE["STOPS"]
 NAMES: Final = [
     *(f"call{k}{suffix}" for k in range(len(CALLS)) for suffix in ("", "_sym")),
     *(f.__name__ for f in _NATIVE["_MORE"]),
+    narrow_rows.__name__,
     *CASES,
 ]
 

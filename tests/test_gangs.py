@@ -316,6 +316,17 @@ def test_long_loops_of_vectors_stay_as_they_are() -> None:
     assert lanes_of(loops(hf.vmap(one), counts, xs)) == []
 
 
+def test_vectors_that_a_branch_guards_stay_as_they_are() -> None:
+    """Lanes would gather and scatter their elements."""
+
+    def one(x: Any) -> Any:
+        return hf.cond(x[0] > 0, lambda x: hf.exp(x) * x, lambda x: x[::-1] + 1, x)
+
+    text = loops(hf.vmap(one), examples(400, np.float32).reshape(50, 8))
+    assert lanes_of(text) == []
+    assert "vector 8" in text
+
+
 # --- what they become -----------------------------------------------------------------
 
 

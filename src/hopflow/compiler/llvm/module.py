@@ -148,6 +148,12 @@ class Module:
             self._functions[function] = body.replace(name, f"@{own}(")
         self.define(own, text)
 
+    def redeclare(self, declaration: str, other: str) -> None:
+        """Put another declaration, which may be there already, in place of one."""
+        self._globals[other] = self._globals.pop(declaration).replace(
+            declaration, other
+        )
+
     def inlined(self, name: str) -> str:
         """Return the attributes of a function that is inlined if few places call it.
 

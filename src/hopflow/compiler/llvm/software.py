@@ -34,10 +34,16 @@ def with_software(module: Module) -> str:
         source, target = types if widens else types[::-1]
         return f"call {target} @{name}({source} {value})"
 
-    text = _CONVERSION.sub(conversion, module.text)
-    text = _HALF.sub("i16", text)
-    text = _HALF_OVERLOAD.sub(r".\1i16", text)
+    # An intrinsic of float16 and that of integers may become one.
+    for declaration in module.declarations:
+        module.redeclare(declaration, _with_bits(declaration))
+    text = _with_bits(_CONVERSION.sub(conversion, module.text))
     return "\n".join((text, *conversions.values(), _PRODUCT))
+
+
+def _with_bits(text: str) -> str:
+    """Return a text whose values in memory are integers where they were float16."""
+    return _HALF_OVERLOAD.sub(r".\1i16", _HALF.sub("i16", text))
 
 
 _FMA: Final = re.compile(r".+ @llvm\.fma\.(?:v(?P<width>\d+))?(?P<kind>f32|f64)\(")

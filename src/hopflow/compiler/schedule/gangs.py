@@ -113,12 +113,17 @@ def _is_independent(s: Stmt) -> TypeGuard[For]:
 
 
 def is_candidate(loop: For) -> bool:
-    """Return whether lanes may run all of a loop, which has an inner loop or a
-    branch."""
+    """Return whether lanes may run all of a loop, which has an inner loop or a branch.
+
+    Vectors that a branch alone guards stay vectors: lanes would gather and scatter
+    their elements.
+    """
     inside = list(statements(loop.body))
-    return any(isinstance(s, While | If) or _counts(s) for s in inside) and all(
-        isinstance(s, _STATEMENTS + _WHOLE) and not is_long(s) for s in inside
-    )
+    has_vectors = any(isinstance(s, For) for s in inside)
+    return any(
+        isinstance(s, While) or _counts(s) or (isinstance(s, If) and not has_vectors)
+        for s in inside
+    ) and all(isinstance(s, _STATEMENTS + _WHOLE) and not is_long(s) for s in inside)
 
 
 def _width(
