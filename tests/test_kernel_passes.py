@@ -25,6 +25,7 @@ from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import MOST, split
+from hopflow.compiler.kernel_passes.unit_axes import unit_axes
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.rewriting import all_blocks
 from hopflow.compiler.kernel_program.verifier import verify_kernels
@@ -985,6 +986,42 @@ def test_a_result_in_the_memory_of_a_parameter_is_computed_last() -> None:
         reused={0: 0, 1: 1},
     )
     assert lines(found)[0].endswith("x[i0] + y[i0], x[i0] * y[i0] for i0 < 8")
+
+
+# --- unit axes ------------------------------------------------------------------------
+
+
+def test_a_product_with_a_vector_has_no_axis_of_one_column() -> None:
+    found = after(
+        checks,
+        inline,
+        unit_axes,
+        of=lambda x, y: hf.matmul(x, y[..., None])[..., 0],
+        args=(np.ones((6, 20, 20)), np.ones((6, 20))),
+    )
+    assert lines(found) == [
+        "v2: f64[6, 20] = reduce add from 0.0 of x[i0, i1, i2] * y[i0, i2] over "
+        "i2 < 20 for i0 < 6, i1 < 20",
+        "return v2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("f", "copies"),
+    [
+        (lambda y: y[:, None, :, None], 0),
+        (lambda y: y[:3, :, None], 1),  # not all of it
+        (lambda y: y.T[None], 1),
+    ],
+)
+def test_sums_are_computed_in_the_shape_of_a_copy(f: Any, copies: int) -> None:
+    def summed(x: Any) -> Any:
+        return f(hf.sum(x, axis=2))
+
+    x = np.random.default_rng(0).integers(0, 99, (6, 20, 20)) / 8
+    agree(summed, x)
+    text = after(checks, inline, unit_axes, of=summed, args=(x,))
+    assert len(lines(text)) == 2 + copies
 
 
 # --- branches -------------------------------------------------------------------------

@@ -547,7 +547,7 @@ def columns(dtype: DType, count: int, width: int, extent: Expr) -> Program:
     ("dtype", "count", "target"),
     in_turn(
         [float64, float32, dtypes.float16, dtypes.bfloat16, dtypes.int8, bool_],
-        [2, 3, 4, 8, 16],
+        [2, 3, 4, 5, 8, 13, 16],
         of=["host", "avx2"],
     ),
     ids=str,
@@ -566,8 +566,9 @@ def test_columns_agree_for_every_remainder(
         serial = columns(dtype, count, 1, SIZE)
         for kernel in symbolic:
             compare(kernel, [n], inputs, serial)
-        fixed = compile_program(columns(dtype, count, 8, e.index(n)), cpu)
-        compare(fixed, [n], inputs, serial)
+        for w in (8, 16):
+            fixed = compile_program(columns(dtype, count, w, e.index(n)), cpu)
+            compare(fixed, [n], inputs, serial)
 
 
 def test_a_vector_loop_of_no_iterations_reads_and_writes_nothing() -> None:

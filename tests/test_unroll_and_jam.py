@@ -154,6 +154,17 @@ def test_columns_are_not_gathered() -> None:
     assert "gather" not in jitted.llvm_ir
 
 
+@pytest.mark.parametrize("n", [5, 6, 7, 9, 11, 13])
+def test_columns_of_short_rows_are_not_gathered(n: int) -> None:
+    """Where rows have no power of two of elements, vectors of them overlap."""
+    rng = np.random.default_rng(0)
+    a, x = rng.integers(-9, 9, (40, n, n)), rng.integers(-9, 9, (40, n))
+    jitted = hf.jit(hf.vmap(lambda a, x: a @ x))
+    found = jitted(a.astype(np.float32), x.astype(np.float32))
+    np.testing.assert_array_equal(np.asarray(found), (a @ x[..., None])[..., 0])
+    assert "gather" not in jitted.llvm_ir
+
+
 def test_columns_are_loaded_once_for_all_rows() -> None:
     """A store to another array does not make them load again."""
 

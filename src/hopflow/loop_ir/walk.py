@@ -112,6 +112,15 @@ def step_of(position: Expr, var: Var) -> int | None:
     return steps[position]
 
 
+def base_and_constant(position: Expr) -> tuple[Expr, int]:
+    """Return a position as a sum of what is no constant and of a constant."""
+    if position.is_const:
+        return e.index(0), position.attr
+    if position.op == "add" and position.args[1].is_const:
+        return position.args[0], position.args[1].attr
+    return position, 0
+
+
 def attribute(node: Expr) -> Hashable:
     """Return a key of a node's attribute, equal for structurally equal nodes. 0.0 is
     not -0.0, and all NaNs are equal; sizes are equal if their terms are, whatever facts

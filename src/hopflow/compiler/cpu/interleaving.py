@@ -21,7 +21,7 @@ of a body that computes several rows of a transposed array:
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from itertools import chain
+from itertools import chain, groupby
 from typing import Final, NamedTuple, TypeAlias
 
 from hopflow.compiler.cpu.affine import Affine
@@ -32,7 +32,7 @@ from hopflow.compiler.llvm.types import lanes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index
 from hopflow.loop_ir.program import For, Stmt, Store
-from hopflow.loop_ir.walk import loaded, same, same_shape
+from hopflow.loop_ir.walk import base_and_constant, loaded, same, same_shape
 
 MOST: Final = 16
 """The largest factor of a group: the elements of a matrix of 4 by 4."""
@@ -50,13 +50,14 @@ class Member(NamedTuple):
 @dataclass(eq=False)
 class Group:
     """An interleave group: the `factor` adjacent elements of each iteration, as those
-    of a row of `x[n, 3]`.
+    of a row of `x[n, 3]`; or, with a stride, all of a row, in vectors of `factor`.
 
     first   the distance of the first iteration's elements from the start of the buffer
     stride  the distance from one iteration's elements to those of the next; None: they
             lie one iteration after the other
     is_reversed  whether the next iteration's elements lie before one's
     loaded  the members that the body reads
+    blocks  with a stride, the members that are loaded as a vector of each iteration
     stores  by member, the statement that writes it; None: not as vectors
     """
 
@@ -66,6 +67,7 @@ class Group:
     stride: Expr | None = None
     is_reversed: bool = False
     loaded: set[int] = field(default_factory=set)
+    blocks: list[range] = field(default_factory=list)
     stores: dict[int, Store] | None = field(default_factory=dict)
 
     @property
@@ -75,6 +77,10 @@ class Group:
         if self.stride is not None or self.is_reversed:
             return False
         return _shuffles(self.factor) < len(self.loaded) * (self.factor - 1)
+
+    def block(self, number: int) -> range | None:
+        """Return the first block with a member."""
+        return next((block for block in self.blocks if number in block), None)
 
 
 class Groups:
@@ -86,6 +92,8 @@ class Groups:
         self._groups: dict[Buffer, list[Group]] = {}
         self._affine, self._memory = affine, memory
         self._width, self._target = width, target
+        extent = s.extent.attr if s.extent.is_const else width
+        self._is_filled = extent >= width
         for statement in s.body:
             for node in loaded(statement):
                 if e.condition_of(node) is None:
@@ -102,6 +110,8 @@ class Groups:
         self.stores: dict[Store, Member] = {}
         for groups in self._groups.values():
             for group in groups:
+                if group.stride is not None:
+                    group.blocks = [*_blocks(sorted(group.loaded), group.factor)]
                 self._settle(group, s)
         for run in self._runs(s.body):
             self._store_rows(run)
@@ -118,16 +128,19 @@ class Groups:
     def _loaded(self) -> Iterator[Group]:
         """Yield the groups that are loaded as vectors."""
         for group in chain.from_iterable(self._groups.values()):
-            if self._pays(group, len(group.loaded)):
+            if group.blocks or self._pays(group, len(group.loaded)):
                 yield group
 
     def load(self, buffer: Buffer, at: Index) -> Member | None:
         """Return the member that a read without condition takes; None: it is no
         interleaved access."""
         member = self._find(buffer, at) if buffer in self._groups else None
-        if member is None or not self._pays(member.group, len(member.group.loaded)):
+        if member is None:
             return None
-        return member
+        group, number = member
+        if group.stride is not None:
+            return member if group.block(number) else None
+        return member if self._pays(group, len(group.loaded)) else None
 
     def _settle(self, group: Group, s: For) -> None:
         """Decide whether the stores of a group are vectors.
@@ -194,38 +207,32 @@ class Groups:
         """Return the member that an access by steps of a few elements takes. Memory is
         divided into groups of as many: all of them are within the buffer."""
         form = self._affine.of(self._memory.linear(buffer, at))
-        if form is None or not form[0].is_const:
+        if form is None or not form[0].is_const or not self._is_filled:
             return None
         (step, offset), elements = form, reduce(e.mul, buffer.shape, e.index(1))
         factor = abs(step.attr)
         if not 2 <= factor <= MOST or not _is_multiple(elements, factor):
             return None
-        base, k = e.index(0), offset
-        if offset.op == "add" and offset.args[1].is_const:
-            base, k = offset.args
-        elif not offset.is_const:
-            base, k = offset, e.index(0)
+        base, k = base_and_constant(offset)
         if not _is_multiple(base, factor):
             return None
-        start = e.add(base, e.index(k.attr // factor * factor))
+        start = e.add(base, e.index(k // factor * factor))
         group = self._group(buffer, factor, start, is_reversed=step.attr < 0)
-        return Member(group, k.attr % factor)
+        return Member(group, k % factor)
 
     def _find_in_rows(self, buffer: Buffer, at: Index) -> Member | None:
-        """Return the member of a group in a row of its own that an iteration accesses.
-        A group has as many elements as a register has lanes, or fewer."""
+        """Return the member of a group in a row of its own that an iteration
+        accesses."""
         *axes, last = at
         if not axes or not self._affine.is_uniform(last):
             return None
-        is_sum = last.op == "add" and last.args[1].is_const
-        base, k = (last.args[0], last.args[1].attr) if is_sum else (last, 0)
+        base, k = base_and_constant(last)
         factor = min(self._width, self._target.lanes(buffer.dtype))
-        start = e.add(base, e.index(k // factor * factor))
-        form = self._affine.of(self._memory.linear(buffer, (*axes, start)))
+        form = self._affine.of(self._memory.linear(buffer, (*axes, base)))
         if form is None or (form[0].is_const and abs(form[0].attr) < 2):
             return None
         stride, first = form
-        return Member(self._group(buffer, factor, first, stride), k % factor)
+        return Member(self._group(buffer, factor, first, stride), k)
 
     def _group(
         self,
@@ -256,14 +263,23 @@ class Groups:
         """Return whether shuffles take less time than gathers."""
         if not used or self._target.lanes(group.buffer.dtype) < 2:
             return False
-        if group.stride is not None:  # no element is loaded that the body does not read
-            is_whole = max(group.loaded) - min(group.loaded) == used - 1
-            return is_whole and used > 1 and used & (used - 1) == 0
         shuffle = 1 if self._target.has_masks else 3
         shuffles = used * (group.factor - 1)
         if not group.is_reversed:
             shuffles = min(shuffles, _shuffles(group.factor))
         return group.factor + shuffle * shuffles <= 2 * used * self._width
+
+
+def _blocks(members: Sequence[int], most: int) -> Iterator[range]:
+    """Yield blocks of adjacent members of rows, of a power of two of them. No element
+    is loaded that the body does not read: the last block may overlap the one before."""
+    for _, numbered in groupby(enumerate(members), lambda pair: pair[1] - pair[0]):
+        run = [member for _, member in numbered]
+        first, stop = run[0], run[-1] + 1
+        size = min(most, 1 << (len(run).bit_length() - 1))
+        for at in range(first, stop, size) if size > 1 else ():
+            start = min(at, stop - size)
+            yield range(start, start + size)
 
 
 def _follows(before: Store, after: Store) -> bool:

@@ -32,6 +32,7 @@ from hopflow.compiler.reuse import rounded_up
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import For
+from hopflow.loop_ir.walk import base_and_constant
 
 
 class LaneLoop:
@@ -114,7 +115,8 @@ class Lanes(Evaluator):
         self.memory = loop.emitter.memory
         self.lets: dict[Var, str] = {}
         self.slots: dict[Var, str] = {}  # of mutable variables
-        self._vectors: dict[tuple[Group, int], list[str]] = {}  # by the first iteration
+        self._vectors: dict[tuple[Group, int, int], list[str]] = {}
+        """Of a group, by the first iteration and the first member of a block."""
 
     def value(self, expr: Expr) -> str:
         """Return the vector of `expr`."""
@@ -180,9 +182,11 @@ class Lanes(Evaluator):
             if self.loop.has_masked_loads(buffer):
                 mask = self._active(condition)
                 return self._load_masked(buffer, offset, is_reversed, mask)
-        if condition is None and not self.mask:
+        if condition is None and not self.mask.startswith("%"):
             member = self.loop.member(buffer, at)
-            if member is not None:
+            if member is not None and (
+                not self.mask or member.group.stride is not None
+            ):
                 return self._load_member(member)
         if condition is None and not self.mask and not self.loop.has_gather(buffer):
             return self._load_each(buffer, self._each_strided(buffer, *form))
@@ -220,9 +224,7 @@ class Lanes(Evaluator):
         A constant in the offset is added last, where it is part of the instruction that
         reads: the elements of a stencil share the register of their address.
         """
-        base, constant = offset, 0
-        if offset.op == "add" and offset.args[1].is_const:
-            base, constant = offset.args[0], offset.args[1].attr
+        base, constant = base_and_constant(offset)
         address = self._address_of_run(buffer, base, is_reversed)
         if constant:
             element = memory_type(buffer.dtype)
@@ -365,42 +367,62 @@ class Lanes(Evaluator):
         dtype, width = group.buffer.dtype, self.register_lanes(group.buffer)
         scalar = memory_type(dtype)
         parts: list[str] = []
+        block = group.block(member.number)
         for k in range(0, self.width, width):
+            if block is not None and group.stride is not None:
+                columns = self._columns(group, group.stride, block, k, width)
+                parts.append(columns[member.number - block.start])
+                continue
             vectors = self._group_vectors(group, k, width)
             if group.is_split:
                 parts.append(vectors[member.number])
-            elif group.stride is None:
-                parts.append(deinterleaved(f, vectors, scalar, width, member))
             else:
-                parts.append(vectors[member.number - min(group.loaded)])
+                parts.append(deinterleaved(f, vectors, scalar, width, member))
         whole = joined(f, parts, scalar, width)
+        if self.mask:  # lanes without an iteration have no value
+            whole = f.emit(f"freeze {memory_type(dtype, self.width)} {whole}")
         return from_memory(f, whole, dtype, self.width)
 
     def _group_vectors(self, group: Group, first: int, width: int) -> list[str]:
         """Load the groups of `width` iterations from `first` on: as they lie in memory,
         or, if all are shuffled together, as a vector of each member."""
-        vectors = self._vectors.get((group, first))
+        vectors = self._vectors.get((group, first, 0))
         if vectors is not None:
             return vectors
-        dtype, stride = group.buffer.dtype, group.stride
-        length = width if stride is None else len(group.loaded)
+        dtype = group.buffer.dtype
         note, _ = self.memory.notes(group.buffer)
-        if stride is None:
-            addresses = self._group_addresses(group, first, width)
-        else:
-            offset = e.add(group.first, e.index(min(group.loaded)))
-            every = self._each_strided(group.buffer, stride, offset)
-            addresses = every[first : first + width]
-        stored = f"{memory_type(dtype, length)}, ptr"
+        stored = f"{memory_type(dtype, width)}, ptr"
         vectors = [
             self.f.emit(f"load {stored} {address}, align {dtype.itemsize}{note}")
-            for address in addresses
+            for address in self._group_addresses(group, first, width)
         ]
-        if stride is not None:
-            vectors = transposed(self.f, vectors, memory_type(dtype), length)
-        elif group.is_split:
+        if group.is_split:
             vectors = split(self.f, vectors, memory_type(dtype), width)
-        self._vectors[group, first] = vectors
+        self._vectors[group, first, 0] = vectors
+        return vectors
+
+    def _columns(
+        self, group: Group, stride: Expr, block: range, first: int, width: int
+    ) -> list[str]:
+        """Load a block of the rows of `width` iterations from `first` on, as a vector
+        of each member."""
+        vectors = self._vectors.get((group, first, block.start))
+        if vectors is not None:
+            return vectors
+        dtype, length = group.buffer.dtype, len(block)
+        note, _ = self.memory.notes(group.buffer)
+        offset = e.add(group.first, e.index(block.start))
+        addresses = self._each_strided(group.buffer, stride, offset)
+        stored, tail = memory_type(dtype, length), f", align {dtype.itemsize}{note}"
+        active = self.mask.count("true") if self.mask else self.width
+        rows = [
+            self.f.emit(f"load {stored}, ptr {addresses[k]}{tail}")
+            if k < active
+            else "poison"
+            for k in range(first, first + width)
+        ]
+        vectors = transposed(self.f, rows, memory_type(dtype), length)
+        self._vectors[group, first, block.start] = vectors
         return vectors
 
     def store_group(self, group: Group, members: Sequence[str]) -> None:
@@ -451,16 +473,17 @@ class Lanes(Evaluator):
         return min(self.width, self.loop.emitter.unit.target.lanes(buffer.dtype))
 
     def forget_loads(self) -> None:
-        self.forget_changed(*[group.buffer for group, _ in self._vectors])
+        self.forget_changed(*[group.buffer for group, *_ in self._vectors])
 
     def forget_changed(self, *buffers: Buffer) -> None:
         """Remove the registers that a write to these buffers, or to variables, may have
         changed. The groups of other buffers stay: to load and to transpose them again
         takes long, and no two buffers share memory while both are read."""
         super().forget_loads()
-        for group, first in [*self._vectors]:
-            if group.buffer in buffers and not self.memory.is_invariant(group.buffer):
-                del self._vectors[group, first]
+        for key in [*self._vectors]:
+            buffer = key[0].buffer
+            if buffer in buffers and not self.memory.is_invariant(buffer):
+                del self._vectors[key]
 
     # --- strided and other accesses
 

@@ -277,6 +277,21 @@ def _is_row(definition: Pointwise) -> bool:
     )
 
 
+def _keeps_order(equation: Equation) -> bool:
+    """Return whether a view has the elements of another value in their order: to read
+    that value takes as long as to read a copy."""
+    definition = equation.definition
+    if not isinstance(definition, Pointwise) or not definition.is_view:
+        return False
+    [element] = definition.elements
+    if element.op != "element" or condition_of(element) is not None:
+        return False
+    order, at = axes(equation.results[0].type.ndim), index_of(element)
+    moved = [order.index(i) for i in at if i in order]
+    rest = [i for i in at if i not in order]
+    return all(i.is_const for i in rest) and moved == sorted(set(moved))
+
+
 def _is_inlined_view(equation: Equation) -> bool:
     definition = equation.definition
     return (
@@ -597,7 +612,7 @@ class _Inliner:
 
     def _cost(self, equation: Equation) -> Cost:
         order = self._readers.orders[equation]
-        cost = cost_of(order)
+        cost = Cost() if _keeps_order(equation) else cost_of(order)
         if equation not in self._readers.inlining:
             return cost
         counts = self._readers.counts.get(equation)

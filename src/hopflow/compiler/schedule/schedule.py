@@ -26,6 +26,7 @@ from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import split
 from hopflow.compiler.kernel_passes.transposed import transposed
+from hopflow.compiler.kernel_passes.unit_axes import unit_axes
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.registers import is_small
@@ -70,6 +71,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     masked_updates,
     early_reads,
     inline,
+    unit_axes,
     positions,
     branches,
     simplify,

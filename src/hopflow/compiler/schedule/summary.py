@@ -33,7 +33,14 @@ from hopflow.loop_ir.program import (
     Trap,
 )
 from hopflow.loop_ir.routines import ROUTINES
-from hopflow.loop_ir.walk import bodies, expressions, merged_axes, named, nodes
+from hopflow.loop_ir.walk import (
+    base_and_constant,
+    bodies,
+    expressions,
+    merged_axes,
+    named,
+    nodes,
+)
 
 _ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
 
@@ -165,12 +172,8 @@ def _rows(buffer: Buffer, at: Index) -> list[tuple[Var, _Row]]:
 
 
 def _row(position: Expr, first: int, last: int) -> tuple[Var, _Row] | None:
-    if position.op == "var":
-        return position.attr, (first, last, 0)
-    if position.op == "add" and position.args[1].is_const:
-        base, constant = position.args
-        return (base.attr, (first, last, constant.attr)) if base.op == "var" else None
-    return None
+    base, constant = base_and_constant(position)
+    return (base.attr, (first, last, constant)) if base.op == "var" else None
 
 
 def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:

@@ -27,6 +27,7 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import For, Let, Program, Stmt, Store
 from hopflow.loop_ir.walk import (
+    base_and_constant,
     depends_on,
     loaded,
     perfect_nest,
@@ -76,7 +77,7 @@ def _rows(nest: Sequence[For]) -> int | None:
             *axes, last = e.index_of(node) or [e.index(0)]
             if e.condition_of(node) is not None or node.attr.strides is not None:
                 continue
-            base = last.args[0] if last.op == "add" and last.args[1].is_const else last
+            base, _ = base_and_constant(last)
             is_column = any(depends_on(axis, vectors.var) for axis in axes)
             if base.op == "var" and base.attr in depths and is_column:
                 found[depths[base.attr]] += 1
