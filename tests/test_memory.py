@@ -124,6 +124,35 @@ LOOPS: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
+@pytest.mark.parametrize("kind", ["scan", "while_loop", "gradient"])
+def test_what_a_loop_stacks_of_its_carry_is_copied_before_the_next_one(
+    kind: str,
+) -> None:
+    """The next carry is then written over the one before."""
+
+    def half(c: Any) -> Any:
+        return c * 0.5 + c * c
+
+    def last(c: Any) -> Any:
+        return hf.sum(hf.scan(lambda c, _: (half(c), None), c, length=5)[0])
+
+    kinds: dict[str, Callable[..., Any]] = {
+        "scan": lambda x: hf.scan(lambda c, _: (half(c), c), x, length=5),
+        "while_loop": lambda x: hf.while_loop(
+            lambda c, ys, k: k < 5,
+            lambda c, ys, k: (half(c), ys.at[k].set(c), k + 1),
+            (x, hf.zeros((5, 8)), 0),
+        )[:2],
+        "gradient": lambda x: (hf.grad(last)(x),),
+    }
+    f = kinds[kind]
+    assert not [x for x in moves(f, X) if x.startswith("swap ")]
+    with hf.debug():
+        expected = f(hf.asarray(X))
+    for x, y in zip(hf.jit(f)(X), expected, strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-15)
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_carries_exchange_their_memory_and_are_not_copied(name: str) -> None:
     body, swaps = LOOPS[name]

@@ -46,6 +46,36 @@ def test_rows_of_a_transposed_array_are_computed_together() -> None:
         assert f"out0[{row}, i2] = in0[i2, {row}] * 2.0" in jitted.loop_ir
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(40, 37), (64, 64), (3, 20)])
+def test_steps_that_go_backwards_read_columns_together(
+    shape: tuple[int, int], dynamic: bool
+) -> None:
+    def f(x: Any) -> Any:
+        step = lambda c, v: ((c * 0.5 + v) * v, None)  # noqa: E731
+        end = lambda r: hf.scan(step, hf.ones((), dtype=r.dtype), r)[0]  # noqa: E731
+        return hf.vmap(hf.grad(end))(x)
+
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    jitted = hf.jit(f, dynamic=dynamic)
+    with hf.debug():
+        expected = np.asarray(f(hf.asarray(x)))
+    np.testing.assert_allclose(np.asarray(jitted(x)), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_columns_are_read_from_the_last_one_on() -> None:
+    def f(x: Any) -> Any:
+        return x[:, ::-1].T * 2.0, x[:, 20:4:-1].T
+
+    x = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
+    jitted = hf.jit(f)
+    reversed_, part = jitted(x)
+    np.testing.assert_array_equal(np.asarray(reversed_), x[:, ::-1].T * 2)
+    np.testing.assert_array_equal(np.asarray(part), x[:, 20:4:-1].T)
+    assert any("_rows in" in head for head in heads(jitted))
+    assert "gather" not in jitted.llvm_ir
+
+
 @pytest.mark.parametrize("size", range(2, WHOLE + 1))
 def test_rows_that_are_read_as_a_whole_need_no_loop(size: int) -> None:
     jitted = hf.jit(lambda x: x.T * 2.0)

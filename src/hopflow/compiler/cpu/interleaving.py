@@ -226,7 +226,7 @@ class Groups:
         *axes, last = at
         if not axes or not self._affine.is_uniform(last):
             return None
-        base, k = base_and_constant(last)
+        base, k = _without_constants(last)
         factor = min(self._width, self._target.lanes(buffer.dtype))
         form = self._affine.of(self._memory.linear(buffer, (*axes, base)))
         if form is None or (form[0].is_const and abs(form[0].attr) < 2):
@@ -289,6 +289,21 @@ def _follows(before: Store, after: Store) -> bool:
     if not same_shape(axes, same_axes):
         return False
     return same(last, e.add(first, e.index(1)))
+
+
+def _without_constants(position: Expr) -> tuple[Expr, int]:
+    """Return a sum without the constants among its terms, and the sum of these."""
+    if position.is_const:
+        return e.index(0), position.attr
+    if position.op in ("add", "sub"):
+        (x, k), (y, m) = map(_without_constants, position.args)
+        if position.op == "add":
+            return e.add(x, y), k + m
+        return e.sub(x, y), k - m
+    if position.op == "mul" and position.args[1].is_const:
+        x, k = _without_constants(position.args[0])
+        return e.mul(x, position.args[1]), k * position.args[1].attr
+    return position, 0
 
 
 def _is_multiple(x: Expr, factor: int) -> bool:

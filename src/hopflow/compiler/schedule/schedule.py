@@ -25,6 +25,7 @@ from hopflow.compiler.kernel_passes.positions import positions
 from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import split
+from hopflow.compiler.kernel_passes.stacked_carries import stacked_carries
 from hopflow.compiler.kernel_passes.transposed import transposed
 from hopflow.compiler.kernel_passes.unit_axes import unit_axes
 from hopflow.compiler.kernel_program.printer import format_kernels
@@ -72,6 +73,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     early_reads,
     inline,
     unit_axes,
+    stacked_carries,
     positions,
     branches,
     simplify,

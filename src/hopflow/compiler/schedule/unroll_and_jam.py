@@ -27,11 +27,11 @@ from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import For, Let, Program, Stmt, Store
 from hopflow.loop_ir.walk import (
-    base_and_constant,
     depends_on,
     loaded,
     perfect_nest,
     same,
+    step_of,
 )
 
 MOST: Final = 16
@@ -77,10 +77,13 @@ def _rows(nest: Sequence[For]) -> int | None:
             *axes, last = e.index_of(node) or [e.index(0)]
             if e.condition_of(node) is not None or node.attr.strides is not None:
                 continue
-            base, _ = base_and_constant(last)
-            is_column = any(depends_on(axis, vectors.var) for axis in axes)
-            if base.op == "var" and base.attr in depths and is_column:
-                found[depths[base.attr]] += 1
+            if depends_on(last, vectors.var) or not any(
+                depends_on(axis, vectors.var) for axis in axes
+            ):
+                continue
+            for variable, depth in depths.items():
+                if step_of(last, variable) in (1, -1):
+                    found[depth] += 1
     return found.most_common(1)[0][0] if found else None
 
 
