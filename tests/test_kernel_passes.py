@@ -25,6 +25,7 @@ from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import MOST, split
+from hopflow.compiler.kernel_passes.step_checks import step_checks
 from hopflow.compiler.kernel_passes.unit_axes import unit_axes
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.rewriting import all_blocks
@@ -774,6 +775,101 @@ def test_a_check_of_what_a_step_computes_is_told_in_the_step() -> None:
         hf.jit(f)(X, AT)
     ours = hf.jit(f)(X, hf.asarray([0, 2, 1, 3, 4])).tolist()
     assert ours == f(hf.asarray(X), hf.asarray([0, 2, 1, 3, 4])).tolist()
+
+
+# --- step checks ----------------------------------------------------------------------
+
+STEPS = *IMPLIED, step_checks
+TABLE, ROWS = np.arange(9.0), np.arange(48).reshape(6, 8) % 9
+
+
+def looked_up(x: Any, table: Any, rows: Any) -> Any:
+    """Steps that look numbers of their rows up."""
+    step = lambda c, k: (c * 0.5 + table[k], None)  # noqa: E731
+    return hf.vmap(lambda c, r: hf.scan(step, c, r)[0])(x, rows)
+
+
+def neighbours(x: Any, table: Any, rows: Any) -> Any:
+    n = rows.shape[1]
+
+    def one(c: Any, r: Any) -> Any:
+        step = lambda i, c: c * 0.5 + table[r[n - i]] * table[r[i - 1]]  # noqa: E731
+        return hf.fori_loop(1, n, step, c)
+
+    return hf.vmap(one)(x, rows)
+
+
+def backwards(x: Any, table: Any, rows: Any) -> Any:
+    step = lambda c, k: (c * 0.5 + table[k], None)  # noqa: E731
+    scan = lambda c, r: hf.scan(step, c, r, reverse=True)[0]  # noqa: E731
+    return hf.vmap(scan)(x, rows)
+
+
+def in_other_steps(x: Any, table: Any, rows: Any) -> Any:
+    """A check leaves both loops."""
+    return hf.fori_loop(0, 2, lambda _, x: looked_up(x, table, rows), x)
+
+
+LOOK_UPS = [looked_up, neighbours, backwards, in_other_steps]
+
+
+def test_checks_of_steps_are_made_before_the_loop() -> None:
+    text = lines(after(*STEPS, of=looked_up, args=(X[:6], TABLE, ROWS)))
+    [at] = [k for k, line in enumerate(text) if " for t0 < 8, carry" in line]
+    assert text[at - 2].startswith("all_passed0: bool[] = reduce and from True of")
+    assert text[at - 2].endswith("over i0 < 6, i1 < 8")  # rows, as they lie
+    assert text[at - 1].startswith("check index: rows[i1, i0] >= -9 and")
+    assert text[at - 1].endswith("unless all_passed0[] for i0 < 8, i1 < 6")
+    assert not [line for line in text[at:] if "check" in line or " if " in line]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("f", LOOK_UPS)
+def test_steps_without_checks_agree(f: Any, dynamic: bool) -> None:
+    args = X[:6] / 9, TABLE, ROWS - 3
+    with hf.debug():
+        expected = np.asarray(f(*map(hf.asarray, args)))
+    found = np.asarray(hf.jit(f, dynamic=dynamic)(*args))
+    np.testing.assert_allclose(found, expected, rtol=1e-15)
+    nothing = hf.jit(f)(args[0], TABLE, np.zeros((6, 0), np.int64))
+    np.testing.assert_array_equal(np.asarray(nothing), args[0])
+
+
+@pytest.mark.parametrize("bad", [{(4, 2): 9, (1, 5): 77}, {(0, 7): -10, (5, 0): 9}])
+@pytest.mark.parametrize("f", LOOK_UPS)
+def test_the_first_step_that_fails_is_reported(f: Any, bad: dict[Any, int]) -> None:
+    rows = ROWS.copy()
+    for at, index in bad.items():
+        rows[at] = index
+    args = [hf.asarray(x) for x in (X[:6], TABLE, rows)]
+    with hf.debug(), pytest.raises(IndexingError) as expected:
+        f(*args)
+    with pytest.raises(IndexingError) as found:
+        hf.jit(f)(*args)
+    number = r"index (-?\d+) is out"
+    assert re.findall(number, str(found.value)) == re.findall(
+        number, str(expected.value)
+    )
+
+
+@pytest.mark.parametrize("kind", ["of the carry", "with another one", "ends early"])
+def test_checks_that_are_not_alone_or_not_known_before_stay(kind: str) -> None:
+    def f(x: Any, table: Any, rows: Any) -> Any:
+        def step(c: Any, k: Any) -> Any:
+            index = hf.astype(c, hf.int64) % 9 if kind == "of the carry" else k
+            if kind == "with another one":
+                hf.check(hf.all(c < 1e9), "large")
+            return c * 0.5 + table[index], None
+
+        if kind == "ends early":
+            body = lambda c, i: (step(c, rows[:, i])[0], i + 1)  # noqa: E731
+            head = lambda c, i: (i < 8) & (c[0] < 50)  # noqa: E731
+            return hf.while_loop(head, body, (x, 0))[0]
+        return hf.scan(step, x, rows.T)[0]
+
+    args = X[:6], TABLE, ROWS
+    assert "all_passed" not in after(*STEPS, of=f, args=args)
+    agree(f, *args)
 
 
 # --- inline ---------------------------------------------------------------------------

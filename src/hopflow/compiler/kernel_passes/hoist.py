@@ -113,7 +113,7 @@ def _may_leave(
     for value in equation.results:
         sizes += [*value.shape, value.type.size]
     sizes += getattr(definition, "space", ())
-    return all(_is_invariant(size, symbols, entry) for size in sizes)
+    return all(is_invariant(size, symbols, entry) for size in sizes)
 
 
 def _may_stop(equation: Equation) -> bool:
@@ -124,7 +124,7 @@ def _may_stop(equation: Equation) -> bool:
     return is_check or bool(checks) or bool(effects(equation.node))
 
 
-def _is_invariant(
+def is_invariant(
     size: Size, changing: Collection[Symbol], entry: Collection[Symbol]
 ) -> bool:
     """Return whether a size is invariant, and computing it cannot stop the program."""

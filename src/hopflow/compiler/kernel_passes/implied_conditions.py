@@ -42,10 +42,10 @@ _Key: TypeAlias = tuple[Expr, tuple[object, ...]]
 
 def implied_conditions(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    _Known().block(program.block)
+    Known().block(program.block)
 
 
-class _Known:
+class Known:
     """Drops conditions; knows those that hold at an equation."""
 
     def __init__(self) -> None:
@@ -63,13 +63,14 @@ class _Known:
                 self.block(inner)
             if isinstance(definition, Effect):
                 for check in definition.checks:
-                    self._add(check)
+                    self.add(check)
             elif self._hold and not isinstance(definition, Region):
                 equation.definition = self._without(equation, definition)
         while len(self._hold) > before:
             self._hold.popitem()
 
-    def _add(self, check: Check) -> None:
+    def add(self, check: Check) -> None:
+        """Take a check that has run before."""
         for part in self._conditions.parts(check.holds):
             key = self._key(part, check.shape)
             # Over an empty space a check has found nothing, though the condition may

@@ -262,7 +262,7 @@ def _may_inline(equation: Equation) -> bool:
     if not isinstance(definition, Pointwise) or len(definition.elements) > 1:
         return False
     return not is_small(equation.results[0].type) or (
-        equation.symbol is None and _is_row(definition)
+        equation.symbol is None and (_is_row(definition) or _is_near_number(definition))
     )
 
 
@@ -274,6 +274,18 @@ def _is_row(definition: Pointwise) -> bool:
         definition.is_view
         and element.op == "element"
         and all(i.op == "var" for i in element.args)
+    )
+
+
+def _is_near_number(definition: Pointwise) -> bool:
+    """Return whether an index is a constant plus or minus the number of a step, or
+    another such index: it is part of the address of what it indexes."""
+    [element] = definition.elements
+    if element.dtype is not int64 or element.op not in ("add", "sub"):
+        return False
+    terms = [x for x in element.args if not x.is_const]
+    return len(terms) == 1 and (
+        terms[0].op == "var" or (terms[0].op == "element" and not terms[0].args)
     )
 
 

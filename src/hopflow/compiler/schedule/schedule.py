@@ -26,6 +26,7 @@ from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import split
 from hopflow.compiler.kernel_passes.stacked_carries import stacked_carries
+from hopflow.compiler.kernel_passes.step_checks import step_checks
 from hopflow.compiler.kernel_passes.transposed import transposed
 from hopflow.compiler.kernel_passes.unit_axes import unit_axes
 from hopflow.compiler.kernel_program.printer import format_kernels
@@ -79,6 +80,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     simplify,
     postpone,
     implied_conditions,
+    step_checks,
     split,
     transposed,
     pack,
