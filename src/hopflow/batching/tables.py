@@ -5,6 +5,7 @@ from typing import Final
 
 from hopflow.graph.core import Graph, Node, Var, vars_of
 from hopflow.graph.regions import Region, Signature, carries, has_regions
+from hopflow.graph.types import TensorType
 from hopflow.loop_ir.expr import MATH
 from hopflow.ops.dynamic import dynamic_index, update_window, window
 from hopflow.ops.gather import gather, gather_clip
@@ -40,7 +41,7 @@ def _updates(region: Region, carried: Sequence[int], batched: Sequence[bool]) ->
     for var, port in region.ports:
         if port.at is not None and batched[port.at]:
             depends.add(var)
-        if port.at in carried and var.type.ndim:
+        if port.at in carried and var.type.ndim and not _is_short(var.type):
             tables.add(var)
     for node in region.graph.nodes:
         if depends.isdisjoint(vars_of(node.args)):
@@ -51,6 +52,12 @@ def _updates(region: Region, carried: Sequence[int], batched: Sequence[bool]) ->
                 return True
             tables.update(node.results)
     return False
+
+
+def _is_short(type_: TensorType) -> bool:
+    """Return whether each element of an array is computed for one that changes, so that
+    it is no table: see `short_updates`."""
+    return type_.is_static and int(type_.size) <= FEW
 
 
 def _is_light(graph: Graph) -> bool:

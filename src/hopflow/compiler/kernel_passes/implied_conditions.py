@@ -1,4 +1,4 @@
-"""Conditions that a check before them implies are dropped.
+"""Conditions that a check before them implies are dropped, and so are checks.
 
     free check index: k[i0] < 8 for i0 < 5
     v1: f64[3, 5] = (x[k[i1]] if k[i1] < 8) + y[i0] for i0 < 3, i1 < 5
@@ -12,6 +12,7 @@ space, and implies the same expression over axes of the same lengths. What comes
 the check, and shares its loop, keeps the condition (see `postpone`).
 """
 
+from dataclasses import replace
 from typing import TypeAlias
 
 from hopflow import dtypes
@@ -31,7 +32,12 @@ from hopflow.compiler.kernel_program.program import (
     blocks,
 )
 from hopflow.compiler.kernel_program.registers import shape_key
-from hopflow.compiler.kernel_program.rewriting import map_expressions, space_of
+from hopflow.compiler.kernel_program.rewriting import (
+    all_blocks,
+    drop_unread,
+    map_expressions,
+    space_of,
+)
 from hopflow.graph.types import Shape
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr
@@ -43,6 +49,8 @@ _Key: TypeAlias = tuple[Expr, tuple[object, ...]]
 def implied_conditions(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
     Known().block(program.block)
+    for block in reversed([*all_blocks(program.block)]):
+        drop_unread(block)  # flags of checks
 
 
 class Known:
@@ -62,7 +70,9 @@ class Known:
             for inner in blocks(definition):
                 self.block(inner)
             if isinstance(definition, Effect):
-                for check in definition.checks:
+                checks = tuple([c for c in definition.checks if not self._holds(c)])
+                equation.definition = replace(definition, checks=checks)
+                for check in checks:
                     self.add(check)
             elif self._hold and not isinstance(definition, Region):
                 equation.definition = self._without(equation, definition)
@@ -79,6 +89,11 @@ class Known:
             if uses_all or all(isinstance(n, int) and n > 0 for n in check.shape):
                 self._hold.setdefault(key)
                 self._ops.add(part.op)
+
+    def _holds(self, check: Check) -> bool:
+        """Return whether checks before have found that one passes."""
+        parts = self._conditions.parts(check.holds)
+        return all(self._key(part, check.shape) in self._hold for part in parts)
 
     def _without(self, equation: Equation, definition: Definition) -> Definition:
         """Return a definition without the conditions that hold."""

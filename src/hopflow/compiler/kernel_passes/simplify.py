@@ -23,6 +23,7 @@ from hopflow.compiler.kernel_program.definitions import (
     Definition,
     Effect,
     Pointwise,
+    Reduction,
     axes,
 )
 from hopflow.compiler.kernel_program.program import (
@@ -42,10 +43,12 @@ from hopflow.compiler.kernel_program.rewriting import (
 )
 from hopflow.compiler.kernel_program.sizes import size_of_expr
 from hopflow.dtypes import DType
+from hopflow.graph.core import Constant, Node
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
 from hopflow.loop_ir.intervals import EVERYTHING, Interval, interval
 from hopflow.loop_ir.walk import nodes
+from hopflow.ops.reducers import reduce_find, reduce_max, reduce_min
 from hopflow.symbolic.atoms import declared
 from hopflow.symbolic.ranges import INT64
 from hopflow.symbolic.scalars import as_size, terms_of
@@ -176,10 +179,24 @@ def _simplified(equation: Equation, kernel: Definition, facts: _Facts) -> Defini
         elements = simplifier.of(roots, order)
     if is_pointwise:
         facts.learn(equation, elements, simplifier)
+    node, results = equation.node, equation.results
+    if isinstance(kernel, Reduction) and len(results) == 1 and _is_position(node):
+        facts.elements[results[0]] = facts.index(kernel.space[-1])
     if elements is roots:
         return kernel
     replaced = iter(elements)
     return map_expressions(kernel, lambda _: next(replaced))
+
+
+def _is_position(node: Node) -> bool:
+    """Return whether a node finds the first place of an extremum, which has one."""
+    if node.op is not reduce_find:
+        return False
+    x, best = node.args
+    if isinstance(best, Constant) or best.node.op not in (reduce_max, reduce_min):
+        return False
+    axes = best.node.params["axes"]
+    return best.node.args[0] is x and axes == (node.params["axis"],)
 
 
 def _has_bounds(node: Expr) -> bool:

@@ -93,10 +93,10 @@ def _taken(
     if moved is None:
         return []
     body.equations = [q for q in body.equations if q is not equation]
-    drop_unread(body)
     known = Known()
     known.add(check)
     known.block(body)
+    drop_unread(body)
     return _equations(moved, equation.node, next(numbers))
 
 

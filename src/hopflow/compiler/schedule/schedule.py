@@ -23,6 +23,7 @@ from hopflow.compiler.kernel_passes.masked_updates import masked_updates
 from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.positions import positions
 from hopflow.compiler.kernel_passes.postpone import postpone
+from hopflow.compiler.kernel_passes.short_updates import short_updates
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import split
 from hopflow.compiler.kernel_passes.stacked_carries import stacked_carries
@@ -71,6 +72,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     checks,
     counters,
     masked_updates,
+    short_updates,
     early_reads,
     inline,
     unit_axes,
