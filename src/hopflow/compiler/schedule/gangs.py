@@ -24,7 +24,7 @@ before the first step: in active lanes its value is the same.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import count
 from math import prod
@@ -33,6 +33,7 @@ from typing import Final, NamedTuple, TypeGuard
 from hopflow import dtypes
 from hopflow.compiler.divergence import Divergence
 from hopflow.compiler.private import private_to
+from hopflow.compiler.schedule.row_reads import rows_read_before
 from hopflow.compiler.schedule.summary import Summaries, Summary
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
@@ -225,7 +226,7 @@ def _is_short(buffer: Buffer) -> bool:
 def _gang(loop: For, width: int, summary: Summary, uses: Counter[Buffer]) -> For:
     """Return the loop over gangs, whose inner loop runs the iterations as lanes."""
     private = private_to(summary, uses)
-    rows = _rows(loop, summary.stored)
+    rows = rows_read_before(loop, summary.stored)
     if any(isinstance(s, While) for s in statements(loop.body)):
         _count_together(loop, private)
     _share_reverse_index(loop)
@@ -404,42 +405,3 @@ def _counts_on(s: Assign, body: Sequence[Stmt]) -> bool:
 
 def _renamed(old: Var, new: Var, node: Expr) -> Expr | None:
     return e.read(new) if node.op == "var" and node.attr is old else None
-
-
-def _rows(loop: For, stored: Collection[Buffer]) -> list[Stmt]:
-    """Read before the loops inside `loop` the elements of its rows that their steps
-    would all read."""
-    reads: list[tuple[Expr, Let]] = []
-    for outer in loop.body:
-        inside = [s for inner in bodies(outer) for s in statements(inner)]
-        for s in (outer, *inside) if isinstance(outer, While) else inside:
-            replaced: dict[Expr, Expr] = {}
-            for node in loaded(s):
-                if _is_row(node, loop) and node.attr not in stored:
-                    replaced[node] = _row(node, loop, reads)
-            if replaced:
-                replace(s, replaced.get)
-    return [let for _, let in reads]
-
-
-def _row(node: Expr, loop: For, reads: list[tuple[Expr, Let]]) -> Expr:
-    for element, let in reads:
-        if same(element, node):
-            return e.read(let.var)
-    var = Var(f"{loop.var.name}_row{len(reads)}", node.dtype)
-    reads.append((node, Let(var, node)))
-    return e.read(var)
-
-
-def _is_row(node: Expr, loop: For) -> bool:
-    """Return whether a load's index is constant but for the loop's variable."""
-    buffer: Buffer = node.attr
-    if e.condition_of(node) is not None:
-        return False
-    matches = 0
-    for i, extent in zip(e.index_of(node), buffer.shape, strict=True):
-        if i.op == "var" and i.attr is loop.var and same(extent, loop.extent):
-            matches += 1
-        elif not (i.is_const and extent.is_const and 0 <= i.attr < extent.attr):
-            return False
-    return matches > 0

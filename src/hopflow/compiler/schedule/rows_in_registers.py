@@ -30,6 +30,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from hopflow import dtypes
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
+from hopflow.compiler.schedule.row_reads import rows_read_before
 from hopflow.compiler.schedule.row_steps import (
     RowSteps,
     axes_of,
@@ -433,7 +434,9 @@ def _over_rows(loop: _Loop, width: int) -> For:
     rows, binding = loop.rows, Binding("gang", width)
     if loop.steps is not None:
         body = loop.steps.statements()
-        return For(rows.var, rows.extent, body, True, binding, rows.nodes)
+        found = For(rows.var, rows.extent, body, True, binding, rows.nodes)
+        found.body = [*rows_read_before(found, loop.use.stored), *body]
+        return found
     if rows.binding.width > width:
         rows.binding = Binding(rows.binding.kind, width)
     return rows
