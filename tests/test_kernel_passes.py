@@ -23,6 +23,7 @@ from hopflow.compiler.kernel_passes.implied_conditions import implied_conditions
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.postpone import postpone
+from hopflow.compiler.kernel_passes.short_updates import short_updates
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import MOST, split
 from hopflow.compiler.kernel_passes.step_checks import step_checks
@@ -870,6 +871,96 @@ def test_checks_that_are_not_alone_or_not_known_before_stay(kind: str) -> None:
     args = X[:6], TABLE, ROWS
     assert "all_passed" not in after(*STEPS, of=f, args=args)
     agree(f, *args)
+
+
+def test_a_check_that_all_steps_share_is_made_once() -> None:
+    def f(x: Any, table: Any, rows: Any) -> Any:
+        step = lambda c, _: (c * 0.5 + table[rows], None)  # noqa: E731
+        return hf.scan(step, x, length=7)[0]
+
+    args = X[:6], TABLE, ROWS[:, 0]
+    text = lines(after(*STEPS, of=f, args=args))
+    [check] = [line for line in text if line.startswith("check index")]
+    assert check.endswith("unless passed0[] for i0 < 6")
+    assert text.index(check) < next(k for k, x in enumerate(text) if " for t0 < 7" in x)
+    agree(f, *args)
+
+
+def test_a_check_that_all_steps_share_stays_where_there_may_be_none() -> None:
+    def f(x: Any, rows: Any, table: Any) -> Any:
+        step = lambda c, _: (c * 0.5 + table[rows], None)  # noqa: E731
+        return hf.scan(step, x, table)[0]
+
+    bad = hf.asarray(ROWS[:, 0] + 9)
+    jitted = hf.jit(f, dynamic=True)
+    with pytest.raises(IndexingError):
+        jitted(hf.asarray(X[:6]), bad, hf.asarray(TABLE))
+    nothing = jitted(hf.asarray(X[:6]), bad, hf.zeros((0,), dtype=hf.float64))
+    np.testing.assert_array_equal(np.asarray(nothing), X[:6])
+
+
+# --- short updates --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+def test_an_element_of_short_rows_is_chosen(size: int) -> None:
+    def f(c: Any, k: Any, v: Any) -> Any:
+        return hf.vmap(lambda c, k, v: c.at[k].add(v))(c, k, v)
+
+    c = np.random.default_rng(0).normal(size=(6, size))
+    args = c, np.arange(6) % size - size, X[:6]
+    agree(f, *args)
+    text = after(checks, short_updates, of=f, args=args)
+    assert (" with [" in text) is (size > 4)
+
+
+UPDATES: dict[str, Callable[..., Any]] = {
+    "set": lambda c, k: c.at[k].set(9),
+    "add": lambda c, k: c.at[k].add(5),
+    "max": lambda c, k: c.at[k].max(4),
+    "first": lambda c, k: c.at[0].set(c[k]),
+    "last": lambda c, k: c.at[-1].mul(c[k - 1] + 2),
+    "read and set": lambda c, k: c.at[k].set(c[k] * 2 - c[c.shape[0] - 1 - k]),
+    "twice": lambda c, k: c.at[k].set(1).at[k - 1].add(c[k]),
+    "branch": lambda c, k: hf.cond(k > 1, lambda: c.at[k].set(7), lambda: c * 2),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint32", "float16"])
+@pytest.mark.parametrize("name", UPDATES)
+def test_steps_that_update_short_rows(name: str, dtype: str) -> None:
+    update = UPDATES[name]
+
+    def one(c: Any, ks: Any) -> Any:
+        step = lambda c, k: (hf.astype(update(c, k), c.dtype), c)  # noqa: E731
+        return hf.scan(step, c, ks)
+
+    for size in (3, 4):
+        c = np.random.default_rng(0).integers(0, 9, (21, size)).astype(dtype)
+        ks = np.random.default_rng(1).integers(0, size, (21, 7))
+        for f in (hf.vmap(one), lambda c, ks: one(c[0], ks[0])):
+            with hf.debug():
+                expected = f(hf.asarray(c), hf.asarray(ks))
+            for x, y in zip(hf.jit(f)(c, ks), expected, strict=True):
+                np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def test_an_index_out_of_range_of_short_rows_stops_the_program() -> None:
+    f = hf.vmap(lambda c, k: hf.fori_loop(0, 3, lambda i, c: c.at[k + i].add(1.0), c))
+    with pytest.raises(IndexingError, match="index 3 is out of range"):
+        hf.jit(f)(np.zeros((6, 3)), np.array([0, 0, 0, -3, 1, 0]))
+
+
+def test_the_place_of_an_extremum_is_in_range() -> None:
+    def f(c: Any) -> Any:
+        step = lambda i, c: c.at[hf.argmin(c)].add(0.5)  # noqa: E731
+        return hf.vmap(lambda c: hf.fori_loop(0, 5, step, c))(c)
+
+    c = np.random.default_rng(0).normal(size=(6, 4))
+    c[2, 1] = np.nan
+    agree(f, c)
+    passes = *POSTPONED[:-2], simplify
+    assert "check" not in after(*passes, of=f, args=(c,))
 
 
 # --- inline ---------------------------------------------------------------------------

@@ -48,7 +48,7 @@ from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
-from hopflow.loop_ir.walk import nodes
+from hopflow.loop_ir.walk import names, nodes
 from hopflow.symbolic.size import Size, Symbol, free_symbols
 
 MOST: Final = 24
@@ -111,8 +111,9 @@ def _has_effect(equation: Equation) -> bool:
 
 
 def _for_all_steps(check: Check, loop: Loop, entry: Collection[Symbol]) -> Check | None:
-    """Return a check over an axis of the steps and its own axes; None: it depends on
-    what a step computes, or on sizes that the program itself computes."""
+    """Return a check over an axis of the steps and its own axes, or over these alone if
+    all steps have the same one; None: it depends on what a step computes, or on sizes
+    that the program itself computes, or there may be no step."""
     shape: tuple[Size, ...] = (loop.length, *check.shape)
     at = axes(len(shape))
     step = at[0]
@@ -132,7 +133,14 @@ def _for_all_steps(check: Check, loop: Loop, entry: Collection[Symbol]) -> Check
         return None
     if not all(is_invariant(n, (), entry) for n in (*sizes, *shape)):
         return None
-    return Check(check.kind, shape, holds, tuple(known[1:]))
+    if any(names(x, {at[0].attr}) for x in known):
+        return Check(check.kind, shape, holds, tuple(known[1:]))
+    if not isinstance(loop.length, int) or loop.length < 1:
+        return None
+    back = {after: before for before, after in pairwise(at)}
+    holds, *others = [e.rewrite(x, back.get) for x in known]
+    passed = check.passed and moved.of(check.passed)
+    return Check(check.kind, check.shape, holds, tuple(others), passed)
 
 
 class _Moved:
@@ -182,6 +190,8 @@ class _Moved:
 def _equations(check: Check, node: Node, number: int) -> list[Equation]:
     """Return the equations of a check: a flag, found in the order of the memory, and
     the search for the first failure."""
+    if check.passed is not None:
+        return [Equation((), Effect((check,)), node)]
     flag = Value(f"all_passed{number}", TensorType(dtypes.bool_))
     order = _in_memory_order(check)
     at = axes(len(check.shape))
