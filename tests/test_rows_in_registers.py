@@ -1,5 +1,7 @@
 """Rows of few elements stay in registers through the steps of a loop."""
 
+import re
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -10,6 +12,7 @@ from tests.test_gangs import target
 import hopflow as hf
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.pipeline import Executable
+from hopflow.compiler.schedule.rows_in_registers import rows_in_registers
 from hopflow.tensor import EagerTensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded")]
@@ -79,15 +82,19 @@ def test_the_number_of_examples_is_a_size_of_the_run() -> None:
         np.testing.assert_array_equal(f(state, y), np.asarray(expected))
 
 
-def test_a_state_that_a_step_indexes_by_its_number_is_stored() -> None:
+@pytest.mark.parametrize("size", [4, 5])
+def test_a_state_that_a_step_indexes_by_its_number_is_stored(size: int) -> None:
+    """Of up to four elements one is chosen."""
+
     def f(state: Any) -> Any:
         def step(i: Any, s: Any) -> Any:
             s[0] = s[i] + s[1]
             return s
 
-        return hf.fori_loop(0, 4, step, state)
+        return hf.fori_loop(0, size, step, state)
 
-    assert "_kept" not in compiled(hf.vmap(f), drawn((40, 4), "float64"))
+    text = compiled(hf.vmap(f), drawn((40, size), "float64"))
+    assert ("_kept" in text) is (size == 4)
 
 
 def test_two_states_and_a_long_step(verified: None) -> None:
@@ -332,9 +339,30 @@ def test_results_and_inputs_of_a_block_lie_in_its_own_memory() -> None:
     assert any("[9, 16]" in line for line in rows)  # results
 
 
-def test_too_many_results_for_the_cache_are_results_of_all_rows() -> None:
+def test_too_many_results_for_a_block_are_results_of_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     w, x = drawn((33, 4), "float32"), np.zeros((33, 9000, 2), "float32")
-    assert "f32[9000, 32]" not in compiled(scanned(rolled), w, x)
+    assert re.search(r"f32\[9000, 4, \d+\]", compiled(scanned(rolled), w, x))
+    monkeypatch.setattr(sys.modules[rows_in_registers.__module__], "LIMIT", 1 << 18)
+    assert not re.search(r"f32\[9000, 4, \d+\]", compiled(scanned(rolled), w, x))
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(16, 9000), (40, 9000)])
+def test_results_that_do_not_fit_into_the_cache(rows: int, steps: int) -> None:
+    """Of a block, or of a few of them for threads."""
+
+    def one(c: Any, x: Any) -> Any:
+        def step(c: Any, v: Any) -> Any:
+            for k in range(8):
+                c = c * 0.5 + (v - c) * (v + k) * 0.125
+            return c, c
+
+        return hf.scan(step, c, x)
+
+    c, x = drawn((rows,), "float32") / 9, drawn((rows, steps), "float32") / 9
+    lanes = {16: "(16|8)", 40: "(32|16|8)"}[rows]
+    assert re.search(rf"f32\[{steps}, {lanes}\]", compiled(hf.vmap(one), c, x))
 
 
 @pytest.mark.parametrize("n", [20, 64])

@@ -68,8 +68,11 @@ from hopflow.loop_ir.walk import (
 
 FEW: Final = 6
 """Elements of a row, at most, of which two vectors at a time fit into the registers."""
-CACHE: Final = 1 << 18
-"""Bytes that the loops over a block of rows pass to each other, at most."""
+CACHE: Final = 1 << 20
+"""Bytes that the loops over a block of rows pass to each other from the cache."""
+LIMIT: Final = 1 << 25
+"""Bytes that they pass to each other, at most. More than the cache has pass in the
+order of memory, while steps would gather elements that lie far apart."""
 AHEAD: Final = 8
 """Statements, at most, before which a loop moves to the block."""
 
@@ -127,26 +130,41 @@ class _Series:
     earlier  statements between the loops, which move before them
     near     the buffers whose rows a block has in memory of its own: those that nothing
              else names, and inputs, of which it makes a copy
+    size     the bytes of that memory
     """
 
     loops: list[_Loop]
     width: int
     earlier: Sequence[Stmt]
     near: dict[Buffer, _Rows] = field(default_factory=dict)
-    left: int = CACHE
+    size: int = 0
 
     def add(self, buffer: Buffer, rows: _Rows) -> None:
         """Give a block memory of its own for the rows of a buffer, if they are few."""
         size = _size(buffer, rows.axis) * self.width
-        if 0 < size <= self.left and buffer not in self.near:
+        if 0 < size <= LIMIT - self.size and buffer not in self.near:
             self.near[buffer] = rows
-            self.left -= size
+            self.size += size
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all rows form one block."""
+        extent = self.loops[0].rows.extent
+        return bool(extent.is_const and extent.attr <= self.width)
 
     @property
     def saved(self) -> float:
-        """About how many instructions fewer the lanes of a gang take for a row."""
+        """About how many instructions fewer the lanes of a gang take for a row.
+
+        What does not fit into the cache takes about one for each element, unless a
+        thread waits for it while others compute.
+        """
         steps = [loop.steps for loop in self.loops if loop.steps is not None]
-        return sum(s.saved(self.width, self.near) for s in steps)
+        saved = sum(s.saved(self.width, self.near) for s in steps)
+        if self.is_one and self.size > CACHE:
+            for buffer, rows in self.near.items():
+                saved -= _size(buffer, rows.axis) // buffer.dtype.itemsize
+        return saved
 
 
 class _Pass:
@@ -238,6 +256,8 @@ class _Pass:
         ]
         least = min(width for width, _ in widths)
         most = min(w * (2 if len(steps.before) <= FEW else 1) for w, steps in widths)
+        if extent.is_const and extent.attr < most:
+            most = least  # half of the lanes would have no row
         near: dict[Buffer, _Rows] = {}
         for loop in loops:
             for buffer in loop.axes:
@@ -257,7 +277,7 @@ class _Pass:
                 one.add(buffer, rows)
         return max(
             (one for one in series if near.keys() <= one.near.keys()),
-            key=lambda one: (one.saved, one.width),
+            key=lambda one: (one.size <= CACHE, one.saved, one.width),
             default=None,
         )
 
@@ -280,10 +300,9 @@ class _Pass:
         one."""
         width, first = series.width, series.loops[0].rows
         number, block = Var(f"{first.var.name}_block", dtypes.int64), list[For]()
-        is_one = first.extent.is_const and first.extent.attr <= width
 
         def of_block(rows: For) -> For:
-            return rows if is_one else block_of(rows, width, number)[1]
+            return rows if series.is_one else block_of(rows, width, number)[1]
 
         for buffer, (axis, own) in series.near.items():
             if own is not buffer:
@@ -297,7 +316,7 @@ class _Pass:
             self._drop(loop.steps.temporary if loop.steps else ())
         for axis, own in series.near.values():
             own.shape = _rows_last(own.shape, axis, e.index(width))
-        if is_one:
+        if series.is_one:
             return block
         binding = THREADS if self._target.has_threads else SERIAL
         return [over_blocks(number, first, width, [*block], binding)]
