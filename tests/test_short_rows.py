@@ -308,6 +308,25 @@ def test_an_update_of_short_rows_reads_before_it_writes() -> None:
     assert "let new_0" in compiled.loop_ir
 
 
+@pytest.mark.parametrize("size", [5, 9, 16, 17])
+def test_an_extremum_of_a_few_gathered_elements_is_written_out(size: int) -> None:
+    """A gather of what the step before has stored would wait for the store."""
+
+    def f(back: Any) -> Any:
+        def step(i: Any, table: Any) -> Any:
+            return table.at[i].set(hf.min(table[hf.maximum(i - back, 0)]) + 1)
+
+        return hf.fori_loop(1, 50, step, hf.arange(50) % 7)
+
+    back = np.random.default_rng(0).integers(1, 30, size)
+    jitted = hf.jit(f)
+    with hf.debug():
+        expected = f(hf.asarray(back))
+    np.testing.assert_array_equal(np.asarray(jitted(back)), np.asarray(expected))
+    loops = re.findall(r"for step.*\n(?: {8}.*\n)+", jitted.loop_ir)[-1]
+    assert ("for i" in loops) is (size > 16)
+
+
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -0.0])
 @pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin"])
 def test_special_values_in_short_rows(name: str, special: float) -> None:

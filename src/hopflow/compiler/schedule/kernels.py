@@ -428,7 +428,9 @@ class Kernels:
     def _split(self, kernel: Reduction) -> tuple[Shape, tuple[int, ...]]:
         """Return the axes of a space that get loops, and the last ones, of so few
         elements that these are written one after the other: vectors then compute
-        several rows. A single sum has a loop, whether its length is known or not."""
+        several rows. A single sum has a loop, whether its length is known or not, for
+        that decides in which order floats are added; but an extremum of gathered
+        elements, which a step may have written just before, has none."""
         space = kernel.space
         if is_unrolled(space) or self._is_of_pieces(kernel):
             return (), tuple([n for n in space if isinstance(n, int)])
@@ -441,7 +443,13 @@ class Kernels:
             if size * count * extent > LARGEST_ROW:
                 break
             count, first = count * extent, first - 1
-        if not first and not self.types[0].shape:
+        if (
+            not first
+            and not self.types[0].shape
+            and not (
+                kernel.combine in ("min", "max") and any(map(_gathers, kernel.element))
+            )
+        ):
             return space, ()
         return space[:first], tuple([n for n in space[first:] if isinstance(n, int)])
 
@@ -937,6 +945,14 @@ class Kernels:
             value.type.shape,
             lambda at: self.b.store(target, at, self.b.at([element], at)[0]),
         )
+
+
+def _gathers(element: Expr) -> bool:
+    """Return whether an element has an index that is read, too."""
+    return any(
+        n.op == "element" and any(i.op == "element" for i in nodes(*e.index_of(n)))
+        for n in nodes(element)
+    )
 
 
 def _is_few(space: Shape) -> TypeGuard[tuple[int, ...]]:
