@@ -63,6 +63,29 @@ def test_steps_that_go_backwards_read_columns_together(
     np.testing.assert_allclose(np.asarray(jitted(x)), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8"])
+@pytest.mark.parametrize("shape", [(32, 65), (20, 18), (5, 3)])
+def test_steps_that_fill_rows_read_what_they_have_stored(
+    shape: tuple[int, int], dtype: str
+) -> None:
+    """As those of dynamic programs: the row is written as vectors."""
+
+    def fill(r: Any) -> Any:
+        def step(i: Any, o: Any) -> Any:
+            return o.at[i].set(o[i - 1] + r[i] * o[i - 1] + r[i - 1])
+
+        return hf.fori_loop(1, shape[1], step, hf.ones((shape[1],), dtype=r.dtype))
+
+    x = (np.random.default_rng(0).integers(0, 4, shape) / 8).astype(dtype)
+    jitted = hf.jit(hf.vmap(fill))
+    with hf.debug():
+        expected = np.asarray(hf.vmap(fill)(hf.asarray(x)))
+    np.testing.assert_array_equal(np.asarray(jitted(x)), expected)
+    if shape == (32, 65) and dtype == "float32":
+        assert any("_rows in" in head for head in heads(jitted))
+        assert "scatter" not in jitted.llvm_ir
+
+
 def test_columns_are_read_from_the_last_one_on() -> None:
     def f(x: Any) -> Any:
         return x[:, ::-1].T * 2.0, x[:, 20:4:-1].T

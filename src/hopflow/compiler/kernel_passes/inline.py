@@ -289,6 +289,12 @@ def _is_near_number(definition: Pointwise) -> bool:
     )
 
 
+def _is_free(equation: Equation) -> bool:
+    """Return whether an element costs nothing: it is another one, or part of an address
+    (see `_may_inline`)."""
+    return _keeps_order(equation) or is_small(equation.results[0].type)
+
+
 def _keeps_order(equation: Equation) -> bool:
     """Return whether a view has the elements of another value in their order: to read
     that value takes as long as to read a copy."""
@@ -624,7 +630,7 @@ class _Inliner:
 
     def _cost(self, equation: Equation) -> Cost:
         order = self._readers.orders[equation]
-        cost = Cost() if _keeps_order(equation) else cost_of(order)
+        cost = Cost() if _is_free(equation) else cost_of(order)
         if equation not in self._readers.inlining:
             return cost
         counts = self._readers.counts.get(equation)

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
 from hopflow.compiler.schedule.copies import copied, substituted
 from hopflow.compiler.schedule.expansion import Expansion
+from hopflow.compiler.schedule.forwarding import forwarded
 from hopflow.compiler.schedule.groups import body_size
 from hopflow.compiler.schedule.row_costs import (
     GATHERED,
@@ -279,47 +280,12 @@ def _iteration(steps: For) -> _Iteration | None:
     is_simple = len(found) == len(expansion.statements)
     if not is_simple or body_size(found) > LARGEST:
         return None
-    return _Iteration(rows, _forwarded(found, rows.var), shared, exchanged, cost)
 
+    def is_kept(buffer: Buffer, at: Index) -> bool:
+        return _key(buffer, at, rows.var) is not None  # a variable: see `_elements`
 
-def _forwarded(body: Sequence[_Simple], row: Var) -> list[_Simple]:
-    """Return straight-line code that reads no result of the step which it has stored:
-
-    y[step, i] = a                           let y_0 = a
-    s[i, 0] = y[step, i] * 2.0       ->      y[step, i] = y_0
-                                             s[i, 0] = y_0 * 2.0
-    """
-    read = {node.attr for s in body for node in loaded(s)}
-    latest: dict[Buffer, tuple[Index, Var]] = {}
-    new: list[_Simple] = []
-
-    def stored(node: Expr) -> Expr | None:
-        if node.op != "load" or node.attr not in latest:
-            return None
-        at, value = latest[node.attr]
-        is_same = e.condition_of(node) is None and same_shape(at, e.index_of(node))
-        return e.read(value) if is_same else None
-
-    for number, s in enumerate(body):
-        replace(s, stored)
-        if isinstance(s, Assign):
-            changed = [b for b, (at, _) in latest.items() if _names(at, s.var)]
-            for buffer in changed:
-                del latest[buffer]
-        if isinstance(s, Store):
-            latest.pop(s.buffer, None)
-            if s.buffer in read and _key(s.buffer, s.indices, row) is None:
-                name = f"{s.buffer.name}_{row.name}_stored{number}"
-                value = Var(name, s.value.dtype)
-                new.append(Let(value, s.value))
-                s.value = e.read(value)
-                latest[s.buffer] = s.indices, value
-        new.append(s)
-    return new
-
-
-def _names(at: Index, var: Var) -> bool:
-    return any(names(i, {var}) for i in at)
+    simple: list[_Simple] = forwarded(found, rows.var.name, is_kept)
+    return _Iteration(rows, simple, shared, exchanged, cost)
 
 
 def _is_over_rows(s: Stmt) -> TypeGuard[For]:

@@ -11,8 +11,9 @@
 The elements that one vector reads lie in as many rows of memory, and would be gathered.
 Those that several iterations of the outer loop read are adjacent: the code generator
 loads them as vectors, and transposes these in registers. Rows that remain have a loop
-like the one before. If the elements are all those of short rows, the loop over them is
-gone: contiguous vectors have whole rows, which are shuffled.
+like the one before. What a row has stored, the next one does not load (see
+`forwarding`). If the elements are all those of short rows, the loop over them is gone:
+contiguous vectors have whole rows, which are shuffled.
 """
 
 from collections import Counter
@@ -21,6 +22,7 @@ from functools import partial
 from typing import Final
 
 from hopflow.compiler.schedule.copies import copied
+from hopflow.compiler.schedule.forwarding import forwarded
 from hopflow.compiler.schedule.groups import body_size, edit_nests, in_groups
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
@@ -63,7 +65,12 @@ def _jammed(outermost: For) -> list[For] | None:
     if _has_whole_rows(nest, depth):
         return [_without_loop(nest, depth)]
     groups = in_groups(nest, depth, partial(_count, nest))
-    return None if groups is None else groups.nests
+    if groups is None:
+        return None
+    for jammed in groups.nests:
+        vectors = perfect_nest(jammed)[-1]
+        vectors.body = [*forwarded(vectors.body, vectors.var.name)]
+    return groups.nests
 
 
 def _rows(nest: Sequence[For]) -> int | None:
