@@ -133,3 +133,26 @@ def agree(f: Callable[..., Any], *args: Any) -> None:
         for a, b in pairs:
             assert np.asarray(a).shape == np.asarray(b).shape
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["fori", "while"])
+def test_a_gradient_of_steps_whose_number_only_a_run_knows(kind: str) -> None:
+    """What it keeps of each step has a size of the run, which no `map` stacks."""
+
+    def loss(c: Any, r: Any, t: Any) -> Any:
+        def step(c: Any, i: Any) -> Any:
+            return c.at[r[i]].set(t[r[i]] * c[r[i]]), i + 1
+
+        if kind == "fori":
+            n = r.shape[0]
+            return hf.sum(hf.fori_loop(0, n, lambda i, c: step(c, i)[0], c) ** 2)
+        return hf.sum(hf.while_loop(lambda c, i: i < 7, step, (c, 0))[0] ** 2)
+
+    rng = np.random.default_rng(0)
+    args = rng.normal(size=(3, 5)), rng.integers(0, 5, (3, 7)), np.arange(9.0)
+    f = hf.vmap(hf.grad(loss), (0, 0, None))
+    with hf.debug():
+        expected = np.asarray(f(*map(hf.asarray, args)))
+    for dynamic in (False, True):
+        found = hf.jit(f, dynamic=dynamic)(*args)
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-14)

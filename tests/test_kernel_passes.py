@@ -27,11 +27,13 @@ from hopflow.compiler.kernel_passes.short_updates import short_updates
 from hopflow.compiler.kernel_passes.simplify import simplify
 from hopflow.compiler.kernel_passes.split import MOST, split
 from hopflow.compiler.kernel_passes.step_checks import step_checks
+from hopflow.compiler.kernel_passes.transposed import transposed
 from hopflow.compiler.kernel_passes.unit_axes import unit_axes
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.rewriting import all_blocks
 from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.pipeline import kernels_of
+from hopflow.compiler.schedule import schedule as S
 from hopflow.errors import CheckError, IndexingError
 from hopflow.graph.rewriting import effects
 
@@ -1209,6 +1211,26 @@ def test_sums_are_computed_in_the_shape_of_a_copy(f: Any, copies: int) -> None:
     agree(summed, x)
     text = after(checks, inline, unit_axes, of=summed, args=(x,))
     assert len(lines(text)) == 2 + copies
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (40, 1)])
+def test_a_position_of_any_shape_is_found_in_one_pass(shape: tuple[int, ...]) -> None:
+    def f(x: Any) -> Any:
+        return hf.reshape(hf.argmax(x, axis=0), shape)
+
+    x = np.random.default_rng(0).normal(size=(30, 40))
+    agree(f, x)
+    passes = S.KERNEL_PASSES[: S.KERNEL_PASSES.index(unit_axes) + 1]
+    assert len(lines(after(*passes, of=f, args=(x,)))) == 2
+
+
+def test_a_matrix_that_one_vector_multiplies_is_not_transposed() -> None:
+    def f(a: Any, x: Any) -> Any:
+        return hf.vmap(lambda a, x: a.T @ x)(a, x)
+
+    args = np.ones((2000, 20, 20)), np.ones((2000, 20))
+    passes = S.KERNEL_PASSES[: S.KERNEL_PASSES.index(transposed) + 1]
+    assert len(lines(after(*passes, of=f, args=args))) == 2
 
 
 # --- branches -------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from hopflow.ops.convert import as_value
 from hopflow.ops.joining import concat
 from hopflow.ops.sizes import may_be_zero
 from hopflow.ops.views import moved, part, reshaped
-from hopflow.symbolic.size import Size, SymInt
+from hopflow.symbolic.size import Size, SymInt, free_symbols
 from hopflow.trace.sharing import once
 
 
@@ -60,7 +60,13 @@ def batch(
     if settled is None:
         return each_example(op, size, batched, args, params)
     has_first = isinstance(size, int) and size > 0
-    if (has_first or all(settled.results)) and updates_tables(signature, settled.args):
+    if (
+        (has_first or all(settled.results))
+        and updates_tables(signature, settled.args)
+        and not (
+            "stacked" in signature.results and _is_ragged(op, batched, args, params)
+        )
+    ):
         mapped = each_example(op, size, batched, args, params)
         return _unbatched(mapped, settled.results)
     passed = [
@@ -81,6 +87,18 @@ def batch(
     rows = zip(signature.results, results, settled.results, strict=True)
     values = [moved(v, 1, 0) if b and r == "stacked" else v for r, v, b in rows]
     return BatchedResults(values, tuple(settled.results))
+
+
+def _is_ragged(
+    op: Any, batched: Sequence[bool], args: Sequence[Operand], params: dict[str, Any]
+) -> bool:
+    """Return whether only a run knows a size of a result for one batch element, which
+    may differ from that for another one: a `map` cannot stack such results."""
+    given = _types_of_one(batched, args)
+    known = {*free_symbols(*(size for type_ in given for size in type_.shape))}
+    types = op.result_types(given, params)
+    made = free_symbols(*(size for type_ in types for size in type_.shape))
+    return not known.issuperset(made)
 
 
 def each_example(

@@ -57,7 +57,7 @@ def _updates(region: Region, carried: Sequence[int], batched: Sequence[bool]) ->
 def _is_short(type_: TensorType) -> bool:
     """Return whether each element of an array is computed for one that changes, so that
     it is no table: see `short_updates`."""
-    return type_.is_static and int(type_.size) <= FEW
+    return type_.ndim == 1 and type_.is_static and int(type_.size) <= FEW
 
 
 def _is_light(graph: Graph) -> bool:

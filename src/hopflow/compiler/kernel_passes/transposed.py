@@ -61,7 +61,7 @@ def _across(kernel: Reduction, shape: Shape) -> list[Expr]:
     for node in elements(kernel.element):
         index = e.index_of(node)
         if index and index[-1] is at[-1]:
-            along = True
+            along = along or _is_permuted(index, at)  # no vector, whose rows stay near
         elif _is_permuted(index, at) and e.condition_of(node) is None:
             size = static_size(node.attr.type)
             if size is None or size * node.attr.dtype.itemsize >= LARGE:
