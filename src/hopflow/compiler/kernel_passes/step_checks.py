@@ -6,19 +6,23 @@
         yield v2
   ->
     all_passed0 = reduce and from True of k[i0, i1] < 8 over i0 < 5, i1 < n
-    check index: k[i1, i0] < 8 unless all_passed0[] for i0 < n, i1 < 5
+    branch all_passed0:
+        for t0_search < n:
+            check index: k[i0, t0_search] < 8 for i0 < 5
+    or:
     v1 = for t0 < n, carry c2 = x:
         v2 = c2[i0] + y[k[i0, t0]] for i0 < 5
         yield v2
 
 Steps without a check need no flag and no condition, and a row may go through all of
-them. A check moves if it is the only effect of the loop, so that the error is the same,
-and depends on nothing that a step computes but the number of the step.
+them. Where one fails, the checks alone run step by step, and stop the program as the
+steps would have done. Checks move if they are the only effects of the loop, and depend
+on nothing that a step computes but the number of the step.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import count, pairwise
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import count
 from typing import Final
 
 from hopflow import dtypes
@@ -36,6 +40,7 @@ from hopflow.compiler.kernel_program.definitions import (
 )
 from hopflow.compiler.kernel_program.program import (
     Block,
+    Branch,
     Equation,
     KernelProgram,
     Loop,
@@ -44,7 +49,6 @@ from hopflow.compiler.kernel_program.program import (
     blocks,
 )
 from hopflow.compiler.kernel_program.rewriting import drop_unread, is_pure
-from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
@@ -53,12 +57,15 @@ from hopflow.symbolic.size import Size, Symbol, free_symbols
 
 MOST: Final = 24
 """The cost of a condition, at most: it is computed again for the index itself."""
+FEW: Final = 4
+"""The checks of a step that move, at most."""
 
 
 def step_checks(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls.
 
-    Inner loops come first, so that a check may leave several loops.
+    Inner loops come first. What searches for a check that fails is a region, so that
+    checks leave one loop, and not those around it.
     """
     inputs = program.block.parameters
     entry = {s for value in inputs for s in free_symbols(*value.shape)}
@@ -71,33 +78,64 @@ def _edit(block: Block, entry: Collection[Symbol], numbers: Iterator[int]) -> No
         for inner in blocks(equation.definition):
             _edit(inner, entry, numbers)
         if isinstance(equation.definition, Loop):
-            equations += _taken(equation.definition, entry, numbers)
+            equations += _taken(equation, equation.definition, entry, numbers)
         equations.append(equation)
     block.equations = equations
 
 
 def _taken(
-    loop: Loop, entry: Collection[Symbol], numbers: Iterator[int]
+    equation: Equation, loop: Loop, entry: Collection[Symbol], numbers: Iterator[int]
 ) -> list[Equation]:
-    """Remove the check from the steps of a loop, and return it for all of them."""
+    """Remove the checks from the steps of a loop, and return them for all steps."""
     body = loop.body
     found = [q for q in body.equations if _has_effect(q)]
-    if len(found) != 1:
+    effects = [(q, q.definition) for q in found if isinstance(q.definition, Effect)]
+    checks = [check for _, effect in effects for check in effect.checks]
+    if len(effects) < len(found) or not 0 < len(checks) <= FEW:
         return []
-    [equation] = found
-    effect = equation.definition
-    if not isinstance(effect, Effect) or len(effect.checks) != 1:
+    if any(effect.types for _, effect in effects):
+        return []  # what must fit into memory in each step
+    if not any(check.shape for check in checks):
+        return []  # numbers are checked where they are
+    makers = {v: q for q in body.equations for v in q.results}
+    outer = _Outer(makers, {*body.parameters})
+    counter = Var(f"{loop.counter.name}_search", loop.counter.dtype)
+    moved = [
+        [_without_steps(check, loop, counter, outer, entry) for check in effect.checks]
+        for _, effect in effects
+    ]
+    search = [[check for check in group if check is not None] for group in moved]
+    if any(len(a) < len(b) for a, b in zip(search, moved, strict=True)):
         return []
-    [check] = effect.checks
-    moved = _for_all_steps(check, loop, entry) if check.shape else None
-    if moved is None:
-        return []
-    body.equations = [q for q in body.equations if q is not equation]
+    flags: list[Equation] = []
+    passed: list[Expr] = []
+    for check, (source, _) in (
+        (check, effect)
+        for group, effect in zip(search, effects, strict=True)
+        for check in group
+    ):
+        made, flag = _flag(check, source, loop.length, counter, numbers)
+        flags += made
+        passed.append(flag)
+    every = Value(f"all_passed{next(numbers)}", TensorType(dtypes.bool_))
+    both = reduce(lambda x, y: e.binary("and", x, y), passed)
+    steps = [
+        Equation((), Effect(tuple(group)), source.node)
+        for group, (source, _) in zip(search, effects, strict=True)
+    ]
+    again = Loop(counter, loop.length, (), Block([], steps), loop.reverse)
+    fails = Block([], [Equation((), again, equation.node)])
     known = Known()
-    known.add(check)
+    for check in checks:
+        known.add(check)
     known.block(body)
+    body.equations = [q for q in body.equations if q not in found]
     drop_unread(body)
-    return _equations(moved, equation.node, next(numbers))
+    return [
+        *flags,
+        Equation((every,), Pointwise((both,)), equation.node),
+        Equation((), Branch(every, (fails, Block([]))), equation.node),
+    ]
 
 
 def _has_effect(equation: Equation) -> bool:
@@ -110,58 +148,41 @@ def _has_effect(equation: Equation) -> bool:
     return isinstance(definition, Region) or not is_pure(equation)
 
 
-def _for_all_steps(check: Check, loop: Loop, entry: Collection[Symbol]) -> Check | None:
-    """Return a check over an axis of the steps and its own axes, or over these alone if
-    all steps have the same one; None: it depends on what a step computes, or on sizes
-    that the program itself computes, or there may be no step."""
-    shape: tuple[Size, ...] = (loop.length, *check.shape)
-    at = axes(len(shape))
-    step = at[0]
-    if loop.reverse:
-        step = e.sub(e.sub(e.extent(loop.length), e.index(1)), step)
-    renamed: dict[Var, Expr] = {loop.counter: step}
-    for before, after in pairwise(at):
-        renamed[before.attr] = after
-    makers = {v: q for q in loop.body.equations for v in q.results}
-    moved = _Moved(renamed, makers, {*loop.body.parameters})
-    holds, values = moved.of(check.holds), list(map(moved.of, check.values))
-    known = [x for x in (holds, *values) if x is not None]
+def _without_steps(
+    check: Check, loop: Loop, counter: Var, outer: "_Outer", entry: Collection[Symbol]
+) -> Check | None:
+    """Return a check in terms of the number of a step and of what is known before the
+    loop; None: it depends on what a step computes, or on sizes that the program itself
+    computes."""
+    number = {loop.counter: e.read(counter)}
+    parts = [check.holds, *check.values]
+    known = [x for part in parts if (x := outer.of(part, number)) is not None]
+    if len(known) < len(parts) or cost(nodes(known[0])).again > MOST:
+        return None
     sizes = [n.attr for n in nodes(*known) if n.op == "size"]
-    if holds is None or len(known) <= len(values):
+    if not all(is_invariant(n, (), entry) for n in (*sizes, *check.shape, loop.length)):
         return None
-    if cost(nodes(holds)).again > MOST:
-        return None
-    if not all(is_invariant(n, (), entry) for n in (*sizes, *shape)):
-        return None
-    if any(names(x, {at[0].attr}) for x in known):
-        return Check(check.kind, shape, holds, tuple(known[1:]))
-    if not isinstance(loop.length, int) or loop.length < 1:
-        return None
-    back = {after: before for before, after in pairwise(at)}
-    holds, *others = [e.rewrite(x, back.get) for x in known]
-    passed = check.passed and moved.of(check.passed)
-    return Check(check.kind, check.shape, holds, tuple(others), passed)
+    passed = check.passed and outer.of(check.passed, number)
+    return Check(check.kind, check.shape, known[0], tuple(known[1:]), passed)
 
 
-class _Moved:
+class _Outer:
     """Expressions of a step, as they are before the loop."""
 
     def __init__(
-        self,
-        renamed: Mapping[Var, Expr],
-        makers: Mapping[Value, Equation],
-        carry: Collection[Value],
+        self, makers: Mapping[Value, Equation], carry: Collection[Value]
     ) -> None:
-        self._renamed, self._makers, self._carry = renamed, makers, carry
+        self._makers, self._carry = makers, carry
 
-    def of(self, root: Expr) -> Expr | None:
-        """Return an expression over the axis of the steps; None: it is none."""
+    def of(self, root: Expr, variables: Mapping[Var, Expr]) -> Expr | None:
+        """Return an expression with other variables; None: it needs what a step
+        computes."""
         values: dict[Expr, Expr] = {}
         for node in nodes(root):
-            if node.op == "var" and node.attr in self._renamed:
-                values[node] = self._renamed[node.attr]
+            if node.op == "var" and node.attr in variables:
+                values[node] = variables[node.attr]
                 continue
-            moved = self._element(node) if node.op == "element" else node
+            moved = self._element(node, variables) if node.op == "element" else node
             if moved is None:
                 return None
             if moved is node:
@@ -170,7 +191,7 @@ class _Moved:
             values[node] = moved
         return values[root]
 
-    def _element(self, node: Expr) -> Expr | None:
+    def _element(self, node: Expr, variables: Mapping[Var, Expr]) -> Expr | None:
         """Return an element of a value from before the loop itself; the expression of a
         number that a step computes of its own number; None: it is another one."""
         value: Value = node.attr
@@ -184,40 +205,47 @@ class _Moved:
             return None
         if len(definition.elements) > 1:
             return None
-        return self.of(definition.elements[0])
+        return self.of(definition.elements[0], variables)
 
 
-def _equations(check: Check, node: Node, number: int) -> list[Equation]:
-    """Return the equations of a check: a flag, found in the order of the memory, and
-    the search for the first failure."""
+def _flag(
+    check: Check, source: Equation, length: Size, counter: Var, numbers: Iterator[int]
+) -> tuple[list[Equation], Expr]:
+    """Return whether a check passes in all steps, and the equations that find it."""
     if check.passed is not None:
-        return [Equation((), Effect((check,)), node)]
-    flag = Value(f"all_passed{number}", TensorType(dtypes.bool_))
-    order = _in_memory_order(check)
-    at = axes(len(check.shape))
-    renamed = {at[axis]: at[k] for k, axis in enumerate(order)}
-    holds = e.rewrite(check.holds, renamed.get)
+        return [], check.passed  # in all of them, if in one
+    rank = len(check.shape)
+    holds, shape = check.holds, check.shape
+    if names(holds, {counter}):
+        steps = {counter: axes(rank + 1)[rank]}
+        holds = e.rewrite(holds, _renamed(steps))
+        shape = (*shape, length)
+    order = _in_memory_order(holds, len(shape))
+    at = axes(len(shape))
+    places = {at[axis].attr: at[k] for k, axis in enumerate(order)}
     total = e.read(Var("passed", dtypes.bool_))
     every = Reduction(
-        tuple([check.shape[axis] for axis in order]),
+        tuple([shape[axis] for axis in order]),
         (e.const(True, dtypes.bool_),),
         "and",
-        (holds,),
+        (e.rewrite(holds, _renamed(places)),),
         (Function((total,), (total,)),),
     )
-    search = Effect((replace(check, passed=flag[()]),))
-    return [Equation((flag,), every, node), Equation((), search, node)]
+    value = Value(f"all_passed{next(numbers)}", TensorType(dtypes.bool_))
+    return [Equation((value,), every, source.node)], value[()]
 
 
-def _in_memory_order(check: Check) -> Sequence[int]:
-    """Return the axes of a check, the last of which is one along which its reads are
-    contiguous."""
-    at = axes(len(check.shape))
+def _renamed(variables: Mapping[Var, Expr]) -> Callable[[Expr], Expr | None]:
+    return lambda node: variables.get(node.attr) if node.op == "var" else None
+
+
+def _in_memory_order(holds: Expr, rank: int) -> Sequence[int]:
+    """Return the axes of a condition, the last of which is one along which its reads
+    are contiguous."""
+    at = axes(rank)
     last = [
-        e.index_of(n)[-1]
-        for n in nodes(check.holds)
-        if n.op == "element" and e.index_of(n)
+        e.index_of(n)[-1] for n in nodes(holds) if n.op == "element" and e.index_of(n)
     ]
     along = [k for k, axis in enumerate(at) if any(axis in nodes(i) for i in last)]
-    chosen = along[0] if len(along) == 1 else len(at) - 1
-    return [*(k for k in range(len(at)) if k != chosen), chosen]
+    chosen = along[0] if len(along) == 1 else rank - 1
+    return [*(k for k in range(rank) if k != chosen), chosen]
