@@ -822,7 +822,19 @@ def of_two_tables(x: Any, table: Any, rows: Any) -> Any:
     return hf.vmap(lambda c, r: hf.scan(step, c, r))(x, rows)[0]
 
 
-LOOK_UPS = [looked_up, neighbours, backwards, in_other_steps, of_two_tables]
+def with_a_number(x: Any, table: Any, rows: Any) -> Any:
+    """A check of each row, and one of a number that all steps share."""
+    first = rows[0, :1]
+
+    def one(c: Any, r: Any) -> Any:
+        step = lambda c, k: (c * 0.5 + table[k] * table[first[0]], None)  # noqa: E731
+        return hf.scan(step, c, r)[0]
+
+    return hf.vmap(one)(x, rows) if rows.shape[1] else x
+
+
+LOOK_UPS = [looked_up, neighbours, backwards, in_other_steps]
+LOOK_UPS += [of_two_tables, with_a_number]
 
 
 def test_checks_of_steps_are_made_before_the_loop() -> None:

@@ -220,6 +220,8 @@ def _flag(
         steps = {counter: axes(rank + 1)[rank]}
         holds = e.rewrite(holds, _renamed(steps))
         shape = (*shape, length)
+    if not shape:
+        return [], holds
     order = _in_memory_order(holds, len(shape))
     at = axes(len(shape))
     places = {at[axis].attr: at[k] for k, axis in enumerate(order)}
