@@ -32,14 +32,17 @@ def stacked_carries(program: KernelProgram, _context: Context) -> None:
 
 def _edit(equation: Equation, loop: Loop | While) -> None:
     body, count = loop.body, len(loop.carry)
+    makers = {v: q for q in body.equations for v in q.results}
     copies: list[Equation] = []
     for number, value in enumerate(body.results[count:], count):
         if value not in body.parameters or is_small(value.type):
             continue
-        if body.results[body.parameters.index(value)] is value:
+        following = body.results[body.parameters.index(value)]
+        if following is value:
             continue  # no step changes it
+        node = makers[following].node if following in makers else equation.node
         copy = Value(f"{value.name}_row{number - count}", value.type)
         element = value[axes(value.type.ndim)]
-        copies.append(Equation((copy,), Pointwise((element,)), equation.node))
+        copies.append(Equation((copy,), Pointwise((element,)), node))
         body.results[number] = copy
     body.equations[:0] = copies
