@@ -34,9 +34,8 @@ from hopflow.compiler.kernel_program.program import (
     While,
     blocks,
 )
-from hopflow.compiler.kernel_program.registers import REGISTER_LIMIT
+from hopflow.compiler.kernel_program.registers import REGISTER_LIMIT, is_small
 from hopflow.compiler.kernel_program.rewriting import (
-    all_blocks,
     all_expressions,
     elements,
     map_expressions,
@@ -51,21 +50,27 @@ from hopflow.symbolic.size import Size
 
 def short_updates(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place, without the functions that it calls."""
-    numbers = count()
-    for block in all_blocks(program.block):
-        _edit(block, numbers)
-        for equation in block.equations:
-            for inner in blocks(equation.definition):
-                if isinstance(equation.definition, Loop | While):
-                    _choose(inner)
+    _edit(program.block, count(), has_rows=True)
 
 
-def _edit(block: Block, numbers: Iterator[int]) -> None:
+def _edit(block: Block, numbers: Iterator[int], *, has_rows: bool) -> None:
+    """Edit a block and those inside.
+
+    Args:
+        has_rows: Whether rows may be examples; those of one example, as the steps of a
+            `map` have it, are too few to fill vectors.
+    """
     equations: list[Equation] = []
     for equation in block.equations:
         definition = equation.definition
+        for inner in blocks(definition):
+            is_map = isinstance(definition, Loop) and definition.independent
+            _edit(inner, numbers, has_rows=has_rows and not is_map)
+            if isinstance(definition, Loop | While) and has_rows and not is_map:
+                _choose(inner)
         if isinstance(definition, Scatter) and not definition.checks:
-            rows = _rows(definition)
+            is_fit = has_rows or all(map(is_small, (v.type for v in equation.results)))
+            rows = _rows(definition) if is_fit else None
             if rows is not None:
                 equations += _choice(equation, definition, rows, numbers)
                 continue
