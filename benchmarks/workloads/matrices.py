@@ -19,7 +19,10 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     inputs = rng.normal(size=(size(256), 256)).astype("f")
     first = (rng.normal(size=(256, 1024)) / 16).astype("f")
     second = (rng.normal(size=(1024, 256)) / 32).astype("f")
+    small = rng.normal(size=(size(5000), 9, 9)).astype("f")
+    vectors = rng.normal(size=(size(5000), 9)).astype("f")
     return [
+        row("small-products", _products, (small, vectors), rtol=1e-4),
         row("cholesky-loop", _cholesky, (positive,), steps=n, in_c=[], in_numba=True),
         row("power-iteration", _power, (positive,), steps=100, in_c=[100]),
         row(
@@ -223,3 +226,8 @@ def _softmax(lib: Any) -> Callable[..., Any]:
         return e / lib.np.sum(e, axis=1, keepdims=True)
 
     return rows
+
+
+def _products(lib: Any) -> Any:
+    """Products of small matrices and vectors, of each pair."""
+    return lib.vmap(lambda a, x: a @ x)

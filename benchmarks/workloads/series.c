@@ -45,3 +45,39 @@ void row_histograms_of_rows(const int32_t *numbers, i64 n, i64 length, int32_t *
             out[i * BINS + k] = counts[k];
     }
 }
+
+void row_chain_likelihoods(const f32 *table, i64 k, i64 k_too, const i32 *states, i64 n,
+                           i64 length, f32 *out) {
+    (void)k_too;
+#pragma omp parallel for
+    for (i64 i = 0; i < n; i++) {
+        const i32 *s = states + i * length;
+        f32 total = 0;
+        for (i64 t = 1; t < length; t++)
+            total += table[s[t - 1] * k + s[t]];
+        out[i] = total;
+    }
+}
+
+void row_filled_rows(const f32 *x, i64 n, i64 steps, f32 *out) {
+    enum { ROWS = 32, STRETCH = 16 };
+#pragma omp parallel for
+    for (i64 from = 0; from < n; from += ROWS) {
+        const i64 count = MIN(ROWS, n - from);
+        ALIGNED f32 last[ROWS] = {0}, own[STRETCH][ROWS] = {0};
+        for (i64 first = 0; first < steps; first += STRETCH) {
+            const i64 length = MIN(STRETCH, steps - first);
+            for (i64 r = 0; r < count; r++)
+                for (i64 t = 0; t < length; t++)
+                    own[t][r] = first + t ? x[(from + r) * steps + first + t] : 0;
+            for (i64 t = 0; t < length; t++) {
+#pragma omp simd
+                for (i64 r = 0; r < ROWS; r++)
+                    own[t][r] = last[r] = 0.9f * last[r] + own[t][r];
+            }
+            for (i64 r = 0; r < count; r++)
+                for (i64 t = 0; t < length; t++)
+                    out[(from + r) * steps + first + t] = own[t][r];
+        }
+    }
+}

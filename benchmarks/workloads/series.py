@@ -16,6 +16,8 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
         return rng.uniform(size=shape).astype("f")
 
     prices, moods = drawn(size(5000), 100), drawn(size(5000), 100)
+    table = drawn(STATES, STATES)
+    states = rng.integers(0, STATES, (size(500), 1000)).astype("i4")
     numbers = rng.integers(0, BINS, (size(5000), 200)).astype("i4")
     return [
         row("trade-walks", _walks, (prices, moods), rtol=1e-3, in_c=[]),
@@ -23,10 +25,13 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
         row("shared-gain-filters", _filters, (drawn(size(256), 1024),), rtol=1e-3),
         row("histograms-of-rows", _histograms, (numbers,), in_c=[]),
         row("window-maxima", _maxima, (drawn(size(1_000_000)),)),
+        row("chain-likelihoods", _likelihoods, (table, states), rtol=1e-3, in_c=[]),
+        row("filled-rows", _filled, (drawn(size(4096), 100),), rtol=1e-3, in_c=[]),
     ]
 
 
 BINS = 64
+STATES = 64
 
 
 def _trade(lib: Any, held: Any, cash: Any, price: Any, mood: Any) -> Any:
@@ -111,3 +116,33 @@ def _maxima(lib: Any) -> Any:
         return lib.np.max(lib.np.stack([wide[k : k + n] for k in range(5)]), axis=0)
 
     return maxima
+
+
+def _likelihoods(lib: Any) -> Any:
+    """The logarithms of the probabilities of chains of states."""
+
+    def of_all(table: Any, states: Any) -> Any:
+        def one(states: Any) -> Any:
+            def step(i: Any, total: Any) -> Any:
+                return total + table[states[i - 1], states[i]]
+
+            zero = lib.np.zeros((), dtype="float32")
+            return lib.fori_loop(1, states.shape[0], step, zero)
+
+        return lib.vmap(one)(states)
+
+    return of_all
+
+
+def _filled(lib: Any) -> Any:
+    """Rows whose elements are computed of those before, as tables of dynamic
+    programs are."""
+
+    def one(x: Any) -> Any:
+        def step(i: Any, filled: Any) -> Any:
+            return filled.at[i].set(0.9 * filled[i - 1] + x[i])
+
+        start = lib.np.zeros(x.shape, dtype="float32")
+        return lib.fori_loop(1, x.shape[0], step, start)
+
+    return lib.vmap(one)

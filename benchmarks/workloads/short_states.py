@@ -18,12 +18,15 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     count = size(8192)
     states, taps, signals = drawn(count, 3), drawn(count, 8), drawn(count, 40, 8)
     words = rng.integers(0, 2**32, (count, 16)).astype("u4")
+    rates = drawn(size(1024), 3)
     weights, hidden, inputs = drawn(4, 4) / 4, drawn(count, 4), drawn(count, 50, 4)
     return [
         row("lorenz-paths", _lorenz, (states,), rtol=1e-2, in_c=[100]),
         row("lorenz-paths-grad", _lorenz_gradient, (states,), rtol=1e-2),
         row("adaptive-filters", _filters, (taps, signals), rtol=1e-2, in_c=[40]),
         row("shift-registers", _registers, (words,), in_c=[64]),
+        row("turned-frames", _turned, (drawn(size(1024), 4), rates), rtol=1e-2),
+        row("bandits", _bandits, (drawn(size(5000), 60),), rtol=1e-2),
         row("small-rnn-grad", _rnn_gradient, (weights, hidden, inputs), rtol=1e-2),
     ]
 
@@ -97,3 +100,40 @@ def _rnn_gradient(lib: Any) -> Callable[..., Any]:
         return lib.vmap(lib.grad(loss))(h, xs)
 
     return run
+
+
+def _turned(lib: Any) -> Any:
+    """Quaternions of frames, each of which turns at rates of its own."""
+
+    def one(q: Any, rates: Any) -> Any:
+        def step(q: Any, _: Any) -> Any:
+            a, b, c, d = q[0], q[1], q[2], q[3]
+            x, y, z = rates[0], rates[1], rates[2]
+            turned = [
+                a - 0.01 * (x * b + y * c + z * d),
+                b + 0.01 * (x * a + z * c - y * d),
+                c + 0.01 * (y * a - z * b + x * d),
+                d + 0.01 * (z * a + y * b - x * c),
+            ]
+            q = lib.np.stack(turned)
+            return q / lib.np.sqrt(lib.np.sum(q * q)), None
+
+        return lib.scan(step, q, None, length=100)[0]
+
+    return lib.vmap(one)
+
+
+def _bandits(lib: Any) -> Any:
+    """Means of the rewards of four arms, the best bound of which is pulled."""
+
+    def one(rewards: Any) -> Any:
+        def step(carry: Any, reward: Any) -> Any:
+            means, counts = carry
+            i = lib.np.argmax(means + 1 / lib.np.sqrt(counts))
+            means = means.at[i].add((reward - means[i]) / counts[i])
+            return (means, counts.at[i].add(1.0)), None
+
+        start = lib.np.zeros(4, dtype="float32"), lib.np.ones(4, dtype="float32")
+        return lib.scan(step, start, rewards)[0]
+
+    return lib.vmap(one)

@@ -70,6 +70,8 @@ EVERY: Final = 17
 few steps do it every 2, 10 or 16: a prime number meets all of their steps alike."""
 CLOCKS: Final = 64
 """How often the clock is read to tell how long that takes."""
+LEAST_SHARE: Final = 0.01
+"""Of a time that was measured, what is at least no reading of the clock."""
 _SUMS: Final = 8
 """So many counters are added at once."""
 _ITERATION: Final = "iteration"
@@ -204,9 +206,13 @@ class _Reader:
 
     def nanoseconds(self, row: Row) -> float:
         """Return the time of a row without that of the clock: one read of it in each
-        entry, and two for each statement in it that was timed."""
-        reads = self.value(row, "entries") + 2 * self.reads(row)
-        return max(0.0, self.value(row, "time") - reads * self.clock)
+        entry, and two for each statement in it that was timed. The clock is never all
+        of it, as it seems if something else ran while its reads were timed."""
+        reads, time = (
+            self.value(row, "entries") + 2 * self.reads(row),
+            self.value(row, "time"),
+        )
+        return max(LEAST_SHARE * time, time - reads * self.clock)
 
     def reads(self, row: Row) -> float:
         """Return how often statements in a row were timed."""

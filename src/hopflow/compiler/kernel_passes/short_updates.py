@@ -45,6 +45,7 @@ from hopflow.compiler.kernel_program.sizes import same_size
 from hopflow.graph.types import Shape, TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Index
+from hopflow.loop_ir.walk import nodes
 from hopflow.symbolic.size import Size
 
 
@@ -94,12 +95,13 @@ def _choose(body: Block) -> None:
 
 def _choice_of(rows: Collection[Value], space: Shape, node: Expr) -> Expr | None:
     """Return an element of one of these rows as a choice of all elements of the row;
-    None: its place is known, or it is one of another row."""
+    None: its place follows from the axes, or it is one of another row."""
     if node.op != "element" or node.attr not in rows:
         return None
     value: Value = node.attr
     (*outer, last), own = e.index_of(node), axes(len(space))
-    if last.is_const or last.op == "var" or len(outer) > len(space):
+    is_known = all(n.is_const or n in own for n in nodes(last) if not n.args)
+    if is_known or len(outer) > len(space):
         return None
     for i, axis, n, extent in zip(outer, own, value.shape, space, strict=False):
         if i is not axis or not same_size(n, extent):
