@@ -971,6 +971,18 @@ def test_steps_that_update_short_rows(name: str, dtype: str) -> None:
                 np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
+def test_an_element_that_a_step_reads_of_short_rows_is_chosen() -> None:
+    def f(c: Any, k: Any) -> Any:
+        step = lambda c, k: (c.at[0].set(c[k] * 2), None)  # noqa: E731
+        return hf.vmap(lambda c, k: hf.scan(step, c, k)[0])(c, k)
+
+    c, k = np.random.default_rng(0).normal(size=(20, 4)), ROWS[:1].repeat(20, 0) % 4
+    agree(f, c, k)
+    text = after(*S.KERNEL_PASSES, of=f, args=(c, k))
+    assert re.search(r"c\d+\[i0, 3\]", text)
+    assert not re.search(r"c\d+\[i0, [^\]]*k\[", text)
+
+
 def test_an_index_out_of_range_of_short_rows_stops_the_program() -> None:
     f = hf.vmap(lambda c, k: hf.fori_loop(0, 3, lambda i, c: c.at[k + i].add(1.0), c))
     with pytest.raises(IndexingError, match="index 3 is out of range"):

@@ -100,7 +100,9 @@ def _choice_of(rows: Collection[Value], space: Shape, node: Expr) -> Expr | None
         return None
     value: Value = node.attr
     (*outer, last), own = e.index_of(node), axes(len(space))
-    is_known = all(n.is_const or n in own for n in nodes(last) if not n.args)
+    is_known = all(
+        n.op != "element" and (n.op != "var" or n in own) for n in nodes(last)
+    )
     if is_known or len(outer) > len(space):
         return None
     for i, axis, n, extent in zip(outer, own, value.shape, space, strict=False):
