@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import hopflow as hf
+from hopflow.batching import tables
+from hopflow.compiler.kernel_program.registers import REGISTER_LIMIT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded")]
 
@@ -156,3 +158,7 @@ def test_a_gradient_of_steps_whose_number_only_a_run_knows(kind: str) -> None:
     for dynamic in (False, True):
         found = hf.jit(f, dynamic=dynamic)(*args)
         np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-14)
+
+
+def test_what_is_no_table_is_what_the_compiler_chooses_elements_of() -> None:
+    assert tables.FEW == REGISTER_LIMIT

@@ -925,6 +925,42 @@ def test_a_check_that_all_steps_share_stays_where_there_may_be_none() -> None:
     np.testing.assert_array_equal(np.asarray(nothing), X[:6])
 
 
+@pytest.mark.parametrize("steps", [51, 10**6, 10**8])
+def test_no_step_behind_the_last_column_is_tested(steps: int) -> None:
+    """The number of the step is checked, and then what is in that column."""
+
+    def f(x: Any, table: Any, rows: Any, of_length: Any) -> Any:
+        step = lambda i, c: c * 0.5 + table[rows[:, i]]  # noqa: E731
+        return hf.fori_loop(0, of_length.shape[0], step, x)
+
+    args = X[:6], TABLE, np.ones((6, 50), np.int64)
+    jitted = hf.jit(f, dynamic=True)
+    found = np.asarray(jitted(*args, np.zeros(30)))
+    with hf.debug():
+        expected = np.asarray(f(*map(hf.asarray, (*args, np.zeros(30)))))
+    np.testing.assert_allclose(found, expected, rtol=1e-15)
+    with pytest.raises(IndexingError, match="index 50 is out of range"):
+        jitted(*args, np.broadcast_to(np.zeros(1), (steps,)))
+
+
+@pytest.mark.parametrize("bad", [50, 10**9, -(10**11)])
+def test_what_is_read_at_an_index_is_tested_after_the_index(bad: int) -> None:
+    def f(x: Any, table: Any, rows: Any, ks: Any) -> Any:
+        return hf.scan(lambda c, k: (c * 0.5 + table[rows[:, k]], None), x, ks)[0]
+
+    def g(x: Any, table: Any, rows: Any, ks: Any) -> Any:
+        step = lambda c, k: (c + table[rows[0][k]], None)  # noqa: E731
+        return hf.vmap(lambda c: hf.scan(step, c, ks)[0])(x)
+
+    ks = np.arange(30)
+    ks[7] = bad
+    args = X[:6], TABLE, np.ones((6, 50), np.int64), ks
+    for h in (f, g):
+        for dynamic in (False, True):
+            with pytest.raises(IndexingError, match=f"index {bad} is out of range"):
+                hf.jit(h, dynamic=dynamic)(*args)
+
+
 # --- short updates --------------------------------------------------------------------
 
 

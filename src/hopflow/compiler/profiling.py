@@ -208,10 +208,8 @@ class _Reader:
         """Return the time of a row without that of the clock: one read of it in each
         entry, and two for each statement in it that was timed. The clock is never all
         of it, as it seems if something else ran while its reads were timed."""
-        reads, time = (
-            self.value(row, "entries") + 2 * self.reads(row),
-            self.value(row, "time"),
-        )
+        time = self.value(row, "time")
+        reads = self.value(row, "entries") + 2 * self.reads(row)
         return max(LEAST_SHARE * time, time - reads * self.clock)
 
     def reads(self, row: Row) -> float:

@@ -292,7 +292,11 @@ def _follows(before: Store, after: Store) -> bool:
 
 
 def _without_constants(position: Expr) -> tuple[Expr, int]:
-    """Return a sum without the constants among its terms, and the sum of these."""
+    """Return a sum without the constants among its terms, and the sum of these.
+
+    Unlike `base_and_constant`, it takes the constants of `n - 1 - i`, too. Without them
+    a place may lie before the buffer: it tells groups apart, and is no address.
+    """
     if position.is_const:
         return e.index(0), position.attr
     if position.op in ("add", "sub"):

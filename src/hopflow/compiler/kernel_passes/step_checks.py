@@ -21,6 +21,7 @@ on nothing that a step computes but the number of the step.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import count
 from typing import Final
@@ -30,6 +31,7 @@ from hopflow.compiler.kernel_passes import Context
 from hopflow.compiler.kernel_passes.hoist import is_invariant
 from hopflow.compiler.kernel_passes.implied_conditions import Known
 from hopflow.compiler.kernel_passes.reads import cost
+from hopflow.compiler.kernel_passes.substitution import under
 from hopflow.compiler.kernel_program.definitions import (
     Check,
     Effect,
@@ -48,7 +50,9 @@ from hopflow.compiler.kernel_program.program import (
     Value,
     blocks,
 )
+from hopflow.compiler.kernel_program.registers import shape_key
 from hopflow.compiler.kernel_program.rewriting import drop_unread, is_pure
+from hopflow.graph.core import Node
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Expr, Var
@@ -90,43 +94,37 @@ def _taken(
     body = loop.body
     found = [q for q in body.equations if _has_effect(q)]
     effects = [(q, q.definition) for q in found if isinstance(q.definition, Effect)]
-    checks = [check for _, effect in effects for check in effect.checks]
+    checks = [(q.node, check) for q, effect in effects for check in effect.checks]
     if len(effects) < len(found) or not 0 < len(checks) <= FEW:
         return []
     if any(effect.types for _, effect in effects):
         return []  # what must fit into memory in each step
-    if not any(check.shape for check in checks):
+    if not any(check.shape for _, check in checks):
         return []  # numbers are checked where they are
     makers = {v: q for q in body.equations for v in q.results}
     outer = _Outer(makers, {*body.parameters})
     counter = Var(f"{loop.counter.name}_search", loop.counter.dtype)
-    moved = [
-        [_without_steps(check, loop, counter, outer, entry) for check in effect.checks]
-        for _, effect in effects
-    ]
-    search = [[check for check in group if check is not None] for group in moved]
-    if any(len(a) < len(b) for a, b in zip(search, moved, strict=True)):
+    moved = [_without_steps(check, loop, counter, outer, entry) for _, check in checks]
+    search = [check for check in moved if check is not None]
+    guarded = _guarded(search) if len(search) == len(moved) else None
+    if guarded is None:
         return []
     flags: list[Equation] = []
     passed: list[Expr] = []
-    for check, (source, _) in (
-        (check, effect)
-        for group, effect in zip(search, effects, strict=True)
-        for check in group
-    ):
-        made, flag = _flag(check, source, loop.length, counter, numbers)
+    for check, (node, _) in zip(guarded, checks, strict=True):
+        made, flag = _flag(check, node, loop.length, counter, numbers)
         flags += made
         passed.append(flag)
     every = Value(f"all_passed{next(numbers)}", TensorType(dtypes.bool_))
     both = reduce(lambda x, y: e.binary("and", x, y), passed)
     steps = [
-        Equation((), Effect(tuple(group)), source.node)
-        for group, (source, _) in zip(search, effects, strict=True)
+        Equation((), Effect((check,)), node)
+        for check, (node, _) in zip(search, checks, strict=True)
     ]
     again = Loop(counter, loop.length, (), Block([], steps), loop.reverse)
     fails = Block([], [Equation((), again, equation.node)])
     known = Known()
-    for check in checks:
+    for _, check in checks:
         known.add(check)
     known.block(body)
     body.equations = [q for q in body.equations if q not in found]
@@ -136,6 +134,30 @@ def _taken(
         Equation((every,), Pointwise((both,)), equation.node),
         Equation((), Branch(every, (fails, Block([]))), equation.node),
     ]
+
+
+def _guarded(checks: Sequence[Check]) -> list[Check] | None:
+    """Return the checks of a step with conditions that read an element only where those
+    before say that it is there: all are tested, also where one has failed. None: they
+    are of other elements.
+
+    No index of an element is read (see `_without_steps`): only what is tested of
+    indices alone says whether it is there.
+    """
+    found: list[Check] = []
+    guards: list[Check] = []
+    for check in checks:
+        holds = check.holds
+        if any(n.op == "element" for n in nodes(holds)):
+            shapes = [shape_key(g.shape) for g in guards if g.shape]
+            if any(shape != shape_key(check.shape) for shape in shapes):
+                return None
+            if guards:
+                holds = under(e.all_of([g.holds for g in guards]), holds)
+        else:
+            guards.append(check)
+        found.append(replace(check, holds=holds))
+    return found
 
 
 def _has_effect(equation: Equation) -> bool:
@@ -153,11 +175,15 @@ def _without_steps(
 ) -> Check | None:
     """Return a check in terms of the number of a step and of what is known before the
     loop; None: it depends on what a step computes, or on sizes that the program itself
-    computes."""
+    computes, or reads at an index that is read, which another check may have to find in
+    range first."""
     number = {loop.counter: e.read(counter)}
     parts = [check.holds, *check.values]
     known = [x for part in parts if (x := outer.of(part, number)) is not None]
-    if len(known) < len(parts) or cost(nodes(known[0])).again > MOST:
+    if len(known) < len(parts):
+        return None
+    work, gathers = cost(nodes(known[0]))
+    if work > MOST or gathers:
         return None
     sizes = [n.attr for n in nodes(*known) if n.op == "size"]
     if not all(is_invariant(n, (), entry) for n in (*sizes, *check.shape, loop.length)):
@@ -209,7 +235,7 @@ class _Outer:
 
 
 def _flag(
-    check: Check, source: Equation, length: Size, counter: Var, numbers: Iterator[int]
+    check: Check, node: Node, length: Size, counter: Var, numbers: Iterator[int]
 ) -> tuple[list[Equation], Expr]:
     """Return whether a check passes in all steps, and the equations that find it."""
     if check.passed is not None:
@@ -234,7 +260,7 @@ def _flag(
         (Function((total,), (total,)),),
     )
     value = Value(f"all_passed{next(numbers)}", TensorType(dtypes.bool_))
-    return [Equation((value,), every, source.node)], value[()]
+    return [Equation((value,), every, node)], value[()]
 
 
 def _renamed(variables: Mapping[Var, Expr]) -> Callable[[Expr], Expr | None]:
