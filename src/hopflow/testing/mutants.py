@@ -484,13 +484,15 @@ def _other_case_of_rows() -> Patches:
 
 def _rows_last_first() -> Patches:
     right = interleaving.Groups._store_rows
-    return [
-        (
-            interleaving.Groups,
-            "_store_rows",
-            lambda self, run: right(self, [*run][::-1]),
-        )
-    ]
+
+    def store_rows(self: Any, run: Any) -> None:
+        known = {*self.stores}
+        right(self, run)
+        for store in self.stores.keys() - known:
+            group, number = self.stores[store]
+            self.stores[store] = interleaving.Member(group, group.factor - 1 - number)
+
+    return [(interleaving.Groups, "_store_rows", store_rows)]
 
 
 def _same_mask() -> Patches:
@@ -920,7 +922,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _assigned_in_turn, ["jit"], options=_STEPPED
     ),
     "side of another row": Mutant(_other_case_of_rows, ["jit"], options=_STEPPED),
-    "last element of a row first": Mutant(_rows_last_first, ["jit"], options=_STEPPED),
+    "last element of a row first": Mutant(
+        _rows_last_first, ["jit"], kind="large", options=_STEPPED
+    ),
     "mask of the other side": Mutant(
         _same_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}
     ),
