@@ -96,6 +96,23 @@ def test_checked_code_computes_the_same(
             agree(hf.jit(f, dynamic=dynamic)(x), expected)
 
 
+@pytest.mark.usefixtures("checked")
+def test_lanes_check_what_they_read_of_steps_that_they_share() -> None:
+    """Of each step the loop keeps where it has updated the carry, for the gradient."""
+
+    def end(c: Any, places: Any, w: Any) -> Any:
+        def step(c: Any, i: Any) -> Any:
+            return c.at[places[i]].set(w), i + 1
+
+        more = lambda c, i: (i < 7) & (c[0] < 50.0)  # noqa: E731
+        return hf.sum(hf.while_loop(more, step, (c, 0))[0] ** 2)
+
+    f = hf.vmap(hf.grad(end, argnums=(0, 2)))
+    places = hf.asarray(np.arange(119).reshape(17, 7) % 4)
+    args = hf.ones((17, 4)), places, hf.linspace(1.0, 2.0, 17)
+    agree(hf.jit(f)(*args), run_debug(f, *args))
+
+
 def _of_data(x: Any) -> Any:
     """A result and temporaries whose sizes are known on the way."""
     rows = x[hf.nonzero(x[:, 0] > 2)[0]]

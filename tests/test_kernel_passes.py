@@ -912,6 +912,20 @@ def test_a_check_that_all_steps_share_is_made_once() -> None:
     agree(f, *args)
 
 
+def test_the_step_that_fails_is_sought_without_flags() -> None:
+    def f(table: Any, rows: Any) -> Any:
+        step = lambda c, k: (c * 0.5 + table[k], None)  # noqa: E731
+        return hf.vmap(lambda r: hf.scan(step, hf.zeros(()), r)[0])(rows)
+
+    table, rows = hf.ones(9), hf.asarray(np.arange(600).reshape(100, 6) % 9)
+    jitted = hf.jit(f)
+    agree(f, table, rows)
+    jitted(table, rows)
+    assert "failed" not in jitted.loop_ir
+    with pytest.raises(IndexingError):
+        jitted(table, rows + 1)
+
+
 def test_a_check_that_all_steps_share_stays_where_there_may_be_none() -> None:
     def f(x: Any, rows: Any, table: Any) -> Any:
         step = lambda c, _: (c * 0.5 + table[rows], None)  # noqa: E731

@@ -30,6 +30,7 @@ from hopflow.loop_ir.program import (
     If,
     Let,
     Stmt,
+    Trap,
     While,
 )
 
@@ -70,6 +71,7 @@ class Divergence:
         self._divergent: set[Stmt] = set()
         self._memo: dict[Expr, bool] = {}
         self._ends = {let.var for let in _ends(loop.body)}
+        self._extents = {*_extents(loop.body)}
         self._collect(loop.body, ())
         while self._grows():
             self._memo.clear()
@@ -146,6 +148,8 @@ class Divergence:
         if isinstance(s, Allocate):  # all lanes share the allocation
             return
         reads = [n.attr for n in walk.nodes(*walk.expressions(s)) if n.op == "var"]
+        if isinstance(s, Trap):  # an access is checked against what all lanes share
+            reads = [var for var in reads if var not in self._extents]
         if isinstance(s, Accumulate):
             reads.append(s.var)
         for var in reads:
@@ -238,6 +242,13 @@ class Divergence:
                     for var in read
                 ):
                     self.lets[s.var] = s.value
+
+
+def _extents(body: Sequence[Stmt]) -> Iterator[Var]:
+    """Yield the variables in the extents of allocations."""
+    for s in walk.statements(body):
+        if isinstance(s, Allocate):
+            yield from (n.attr for n in walk.nodes(*s.buffer.shape) if n.op == "var")
 
 
 def _ends(body: Sequence[Stmt]) -> Iterator[Let]:

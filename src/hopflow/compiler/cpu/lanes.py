@@ -5,9 +5,9 @@ access; any other index gathers or scatters.
 """
 
 from collections.abc import Sequence
-from math import prod
 
 from hopflow.compiler.cpu.affine import Affine
+from hopflow.compiler.cpu.distances import is_small, narrowed
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.interleaving import (
     Group,
@@ -190,7 +190,9 @@ class Lanes(Evaluator):
                 return self._load_member(member)
         if condition is None and not self.mask and not self.loop.has_gather(buffer):
             return self._load_each(buffer, self._each_strided(buffer, *form))
-        return self._gather(buffer, self._strided(coefficient, offset), condition)
+        return self._gather(
+            buffer, self._strided(buffer, coefficient, offset), condition
+        )
 
     def _active(self, condition: Expr | None) -> str:
         """Return the lanes that have an iteration and satisfy the condition of a read.
@@ -214,7 +216,7 @@ class Lanes(Evaluator):
         elif form[0].is_const and form[0].attr in (1, -1):
             self._store_run(buffer, form[1], form[0].attr < 0, bits)
         elif self.mask or self.loop.has_gather(buffer):
-            self._scatter(buffer, self._strided(*form), bits)
+            self._scatter(buffer, self._strided(buffer, *form), bits)
         else:
             self._store_each(buffer, self._each_strided(buffer, *form), bits)
 
@@ -487,13 +489,17 @@ class Lanes(Evaluator):
 
     # --- strided and other accesses
 
-    def _strided(self, coefficient: Expr, offset: Expr) -> str:
+    def _strided(self, buffer: Buffer, coefficient: Expr, offset: Expr) -> str:
         """Return the distances `coefficient * variable + offset`."""
         t = lanes("i64", self.width)
         step = self.loop.uniform_lanes(coefficient)
         base = self.loop.uniform_lanes(offset)
         scaled = self.f.emit(f"mul {t} {self.variable(self.loop.var)}, {step}")
-        return self.f.emit(f"add {t} {scaled}, {base}")
+        distances = self.f.emit(f"add {t} {scaled}, {base}")
+        if self._is_narrow(buffer):
+            narrow = lanes("i32", self.width)
+            distances = self.f.emit(f"trunc {t} {distances} to {narrow}")
+        return distances
 
     def _each_strided(
         self, buffer: Buffer, coefficient: Expr, offset: Expr
@@ -509,18 +515,22 @@ class Lanes(Evaluator):
         return addresses
 
     def _distances(self, buffer: Buffer, at: Index) -> str:
-        return self.value(self.memory.linear(buffer, at))
+        distances = self.memory.linear(buffer, at)
+        if self._is_narrow(buffer):
+            distances = narrowed(distances, self.loop.affine.is_uniform)
+        return self.value(distances)
+
+    def _is_narrow(self, buffer: Buffer) -> bool:
+        """Return whether one register of 32-bit distances has all lanes, and is one
+        gather."""
+        target = self.loop.emitter.unit.target
+        is_wide = self.width * 64 > target.register_bits
+        return is_wide and self.loop.has_gather(buffer) and is_small(buffer)
 
     def _addresses(self, buffer: Buffer, distances: str) -> str:
         element = memory_type(buffer.dtype)
         pointer = self.loop.row(buffer, e.index(0))
-        t = lanes("i64", self.width)
-        is_wide = self.width * 64 > self.loop.emitter.unit.target.register_bits
-        if is_wide and self.loop.has_gather(buffer) and _is_small(buffer):
-            # One register of 32-bit distances has all lanes, and is one gather.
-            narrow = lanes("i32", self.width)
-            distances = self.f.emit(f"trunc {t} {distances} to {narrow}")
-            t = narrow
+        t = lanes("i32" if self._is_narrow(buffer) else "i64", self.width)
         return self.f.emit(f"getelementptr {element}, ptr {pointer}, {t} {distances}")
 
     def _gather(self, buffer: Buffer, distances: str, condition: Expr | None) -> str:
@@ -592,11 +602,3 @@ class Lanes(Evaluator):
         for lane, address in enumerate(addresses):
             value = self.f.emit(f"extractelement {stored} {bits}, i64 {lane}")
             self.f.do(f"store {element} {value}, ptr {address}{note}")
-
-
-def _is_small(buffer: Buffer) -> bool:
-    """Return whether the distances of all elements fit 32 bits."""
-    extents = [extent.attr for extent in buffer.shape if extent.is_const]
-    is_dense = buffer.strides is None
-    is_known = is_dense and len(extents) == len(buffer.shape)
-    return is_known and prod(extents) <= 1 << 31

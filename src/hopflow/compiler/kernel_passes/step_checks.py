@@ -118,7 +118,7 @@ def _taken(
     every = Value(f"all_passed{next(numbers)}", TensorType(dtypes.bool_))
     both = reduce(lambda x, y: e.binary("and", x, y), passed)
     steps = [
-        Equation((), Effect((check,)), node)
+        Equation((), Effect((_sought(check),)), node)
         for check, (node, _) in zip(search, checks, strict=True)
     ]
     again = Loop(counter, loop.length, (), Block([], steps), loop.reverse)
@@ -134,6 +134,13 @@ def _taken(
         Equation((every,), Pointwise((both,)), equation.node),
         Equation((), Branch(every, (fails, Block([]))), equation.node),
     ]
+
+
+def _sought(check: Check) -> Check:
+    """Return a check of which it is known that it fails in some step."""
+    return (
+        check if check.passed else replace(check, passed=e.const(False, dtypes.bool_))
+    )
 
 
 def _guarded(checks: Sequence[Check]) -> list[Check] | None:

@@ -49,7 +49,8 @@ class Check:
 
     holds     the condition, which must hold for all indices in `shape`
     values    the values that the error reports
-    passed    a condition over no axes; where it is true, the check holds
+    passed    a condition over no axes; where it is true, the check holds. The constant
+              False: it is known that a check fails, and which one is sought
     is_free   the check guards nothing: where it fails, nothing is read out of bounds,
               and nothing reads what is computed
     """

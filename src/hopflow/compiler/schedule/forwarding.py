@@ -1,8 +1,12 @@
 """Store-to-load forwarding: straight-line code reads no element that it has stored.
 
-y[step, i] = a                           let y_0 = a
-s[i, 0] = y[step, i] * 2.0       ->      y[step, i] = y_0
-                                         s[i, 0] = y_0 * 2.0
+    y[step, i] = a                           let y_0 = a
+    s[i] = y[step, i] * 2.0          ->      y[step, i] = y_0
+    s[i] = s[i] + 1.0                        let s_1 = y_0 * 2.0
+                                             let s_2 = s_1 + 1.0
+                                             s[i] = s_2
+
+Stores are dead if the element is stored again before anything reads its buffer.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +15,7 @@ from typing import TypeVar
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import Assign, Let, Stmt, Store
-from hopflow.loop_ir.walk import loaded, names, replace, same_shape
+from hopflow.loop_ir.walk import loaded, names, nodes, replace, same_shape
 
 S = TypeVar("S", bound=Stmt)
 
@@ -30,6 +34,8 @@ def forwarded(
     """
     read = {node.attr for s in body for node in loaded(s)}
     latest: dict[Buffer, tuple[Index, Var]] = {}
+    unread: dict[Buffer, Store] = {}
+    dead: set[Store] = set()
     new: list[S | Let] = []
 
     def stored(node: Expr) -> Expr | None:
@@ -41,20 +47,29 @@ def forwarded(
 
     for number, s in enumerate(body):
         replace(s, stored)
-        if isinstance(s, Assign):
-            changed = [b for b, (at, _) in latest.items() if _names(at, s.var)]
-            for buffer in changed:
-                del latest[buffer]
+        for node in loaded(s):
+            unread.pop(node.attr, None)
+        for buffer in [b for b, (at, _) in latest.items() if _moves(s, at)]:
+            del latest[buffer]
+            unread.pop(buffer, None)
         if isinstance(s, Store):
             latest.pop(s.buffer, None)
+            before = unread.pop(s.buffer, None)
+            if before is not None and same_shape(before.indices, s.indices):
+                dead.add(before)
             if s.buffer in read and not stays(s.buffer, s.indices):
                 value = Var(f"{s.buffer.name}_{name}_stored{number}", s.value.dtype)
                 new.append(Let(value, s.value))
                 s.value = e.read(value)
                 latest[s.buffer] = s.indices, value
+                unread[s.buffer] = s
         new.append(s)
-    return new
+    return [s for s in new if s not in dead]
 
 
-def _names(at: Index, var: Var) -> bool:
-    return any(names(i, {var}) for i in at)
+def _moves(s: Stmt, at: Index) -> bool:
+    """Return whether an index is another one after a statement."""
+    if isinstance(s, Assign):
+        return any(names(i, {s.var}) for i in at)
+    read = [node.attr for node in nodes(*at) if node.op == "load"]
+    return isinstance(s, Store) and s.buffer in read

@@ -131,14 +131,15 @@ class Kernels:
             if not (fails.is_const and not fails.attr):
                 self.b.add(Trap(fails, site, tuple(values)))
 
+        is_searched = check.passed is not None and check.passed.is_const
+        if is_searched or is_short(check.shape):
+            self.b.nest(check.shape, trap, independent=False)
+            return
         if check.passed is not None:
             [passed] = self.b.at([check.passed], ())
             with self.b.into([]) as search:
                 self.b.nest(check.shape, trap, independent=False)
             self.b.add(If(e.unary("not", passed), search))
-            return
-        if is_short(check.shape):
-            self.b.nest(check.shape, trap, independent=False)
             return
         # A fast pass reduces a flag. Only if it is set, the first failure is sought.
         failed = self.b.declare(e.const(False, dtypes.bool_), "failed")
