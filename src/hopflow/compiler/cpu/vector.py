@@ -2,9 +2,12 @@
 
 The remaining iterations are the last ones of a vector that overlaps the one before, if
 they may run twice; or they run under a mask, if the CPU has masks, or one by one. Code
-that does not depend on the loop's variable runs once, before the loop.
+that does not depend on the loop's variable runs once, before the loop. The code of a
+large body is emitted once, for all vectors, or it is that of one element for the rest:
+LLVM takes long for it.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
@@ -27,8 +30,12 @@ from hopflow.loop_ir.walk import loaded
 MAX_UNROLLED: Final = 4
 """A loop of constant extent with at most this many vectors is unrolled completely."""
 LARGE_BODY: Final = 48
-"""A body of more operations is emitted once, for all vectors. If iterations remain, all
-vectors are masked, which costs little in such a body."""
+"""A body of more operations is emitted once, for all vectors. If iterations remain, the
+last vector overlaps the one before, or all are masked, which costs little in such a
+body."""
+FEW: Final = 2
+"""Iterations that remain of a large body run one by one, if there are so many times as
+many vectors: they take an eighth of the time of a vector, or less."""
 
 
 def suits(s: For) -> bool:
@@ -126,7 +133,9 @@ class VectorLoop(LaneLoop):
                 self._clear_accumulators()
             f.branch(f"main.{name}")
             f.start(f"main.{name}")
-            if self._is_large() and emitter.unit.target.has_masks:
+            if self._is_large() and self._has_rest() and self._may_repeat():
+                self._overlapping(stop)
+            elif self._is_large() and self._has_rest() and self._masks_all():
                 self._masked(stop)
             else:
                 whole = self._whole(stop)
@@ -154,8 +163,7 @@ class VectorLoop(LaneLoop):
     def _main(self, whole: str) -> None:
         """Emit all whole vectors."""
         count = None if whole.startswith("%") else int(whole)
-        is_large = self._size > LARGE_BODY or self.groups.has_rows
-        copies = 1 if is_large else MAX_UNROLLED
+        copies = 1 if self._is_large() else MAX_UNROLLED
         if count is not None and count <= copies * self.width:
             for position in range(0, count, self.width):
                 self._run(str(position))
@@ -170,13 +178,20 @@ class VectorLoop(LaneLoop):
         return e.binary("ashr", iterations, e.index(self.width.bit_length() - 1))
 
     def _is_large(self) -> bool:
-        """Return whether iterations remain after whole vectors of a large body."""
+        """Return whether the code of the body is to be emitted once."""
+        return self._size > LARGE_BODY or self.groups.has_rows
+
+    def _has_rest(self) -> bool:
+        """Return whether iterations may remain after whole vectors."""
         extent = self.s.extent
-        if extent.is_const:
-            whole, left = divmod(extent.attr, self.width)
-            if not whole or not left:
-                return False
-        return self._size > LARGE_BODY and not self.groups
+        if not extent.is_const:
+            return True
+        return bool(extent.attr > self.width and extent.attr % self.width)
+
+    def _masks_all(self) -> bool:
+        """Return whether all vectors may have masks: contiguous accesses cost as little
+        with them."""
+        return self.emitter.unit.target.has_masks and not self.groups
 
     def _may_repeat(self) -> bool:
         """Return whether iterations may run twice, so that the last vector may overlap
@@ -191,13 +206,28 @@ class VectorLoop(LaneLoop):
 
     def _masked(self, stop: str) -> None:
         """Emit all iterations under masks."""
-        trips = self._trips(e.add(self.s.extent, e.index(self.width - 1)))
 
         def iteration(position: str) -> None:
             self._run(position, self.mask(position, stop))
 
+        self._all(self.emitter.loop, iteration)
+
+    def _overlapping(self, stop: str) -> None:
+        """Emit all iterations as whole vectors, the last of which overlaps the one
+        before."""
+        f, last = self.emitter.f, int(stop) - self.width
+
+        def iteration(position: str) -> None:
+            is_last = f.emit(f"icmp sgt i64 {position}, {last}")
+            self._run(f.emit(f"select i1 {is_last}, i64 {last}, i64 {position}"))
+
+        self._all(self.emitter.unpolled_loop, iteration)
+
+    def _all(self, loop: Callable[..., None], iteration: Callable[[str], None]) -> None:
+        """Emit a loop over all vectors, the last of which may have fewer iterations."""
+        trips = self._trips(e.add(self.s.extent, e.index(self.width - 1)))
         end = self.uniform(e.mul(trips, e.index(self.width)))
-        self.emitter.loop("0", end, self.width, trips, iteration)
+        loop("0", end, self.width, trips, iteration)
 
     def _run(self, position: str, mask: str = "") -> None:
         """Emit one vector of iterations from `position` on."""
@@ -223,13 +253,19 @@ class VectorLoop(LaneLoop):
         if has_masks and is_one and self.accumulators:
             # The order of additions must not depend on whether the extent is static.
             self._run(whole, self.mask(whole, self.unknown(stop)))
-        elif has_masks and not is_one:
+        elif has_masks and not is_one and not self._are_few(whole, stop):
             self._run(whole, self.mask(whole, stop))
         else:
             self._one_by_one(whole, stop)
         if not is_static:
             f.branch(f"all.{name}")
             f.start(f"all.{name}")
+
+    def _are_few(self, whole: str, stop: str) -> bool:
+        """Return whether the iterations that remain of a large body are few."""
+        if not (self.s.extent.is_const and self._is_large()) or self.accumulators:
+            return False
+        return FEW * (int(stop) - int(whole)) <= int(whole) // self.width
 
     def _one_by_one(self, whole: str, stop: str) -> None:
         """Emit the remaining iterations, at least one, as a scalar loop."""

@@ -42,8 +42,13 @@ FEWEST: Final = 4
 """Rows at once, at least: fewer are gathered in as little time."""
 WHOLE: Final = 9
 """Elements of rows that are read as a whole, at most, as the colours of an image."""
+REST: Final = 8
+"""Rows that remain are computed one by one, if there are so many times as many rows."""
 LARGEST: Final = 320
 """Instructions of all rows, at most: LLVM's time grows faster than the body."""
+LONG: Final = 160
+"""Instructions of all rows, at most, where these are more than the fewest: to load
+another row as a vector is worth less."""
 
 
 def unroll_and_jam(program: Program, _target: Target) -> None:
@@ -64,7 +69,7 @@ def _jammed(outermost: For) -> list[For] | None:
         return None
     if _has_whole_rows(nest, depth):
         return [_without_loop(nest, depth)]
-    groups = in_groups(nest, depth, partial(_count, nest))
+    groups = in_groups(nest, depth, partial(_count, nest, depth))
     if groups is None:
         return None
     for jammed in groups.nests:
@@ -123,14 +128,22 @@ def _without_loop(nest: Sequence[For], depth: int) -> For:
     return remaining
 
 
-def _count(nest: Sequence[For], extent: Expr) -> int:
+def _count(nest: Sequence[For], depth: int, extent: Expr) -> int:
     """Return how many rows are computed at once, or 0: half as many where none
-    remain."""
-    vectors = nest[-1]
+    remain.
+
+    Args:
+        depth: Which loop of the nest is over rows.
+        extent: The rows that are left.
+    """
+    vectors, rows = nest[-1], nest[depth].extent
+    if extent.is_const and rows.is_const and REST * extent.attr < rows.attr:
+        return 0
     size = body_size(vectors.body)
     count = min(MOST, vectors.binding.width)
     while count >= FEWEST and (
-        size * count > LARGEST or (extent.is_const and extent.attr < count)
+        size * count > (LONG if count > FEWEST else LARGEST)
+        or (extent.is_const and extent.attr < count)
     ):
         count //= 2
     is_even = extent.is_const and extent.attr % (count // 2 or 1) == 0
