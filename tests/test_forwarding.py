@@ -31,15 +31,23 @@ def more(index: Expr) -> Store:
 
 
 i, j = e.read(FIRST), e.read(SECOND)
-k_of_i = at(K, i)
+k_of_i, next_ = at(K, i), e.add(i, e.index(1))
 CASES: Final[dict[str, tuple[Any, list[str]]]] = {
     "the last of several stores stays": (
         lambda: [more(i), more(i), more(i)],
         [
             "let s_v_stored0: f64 = s[i] + x[i]",
             "let s_v_stored1: f64 = s_v_stored0 + x[i]",
-            "let s_v_stored2: f64 = s_v_stored1 + x[i]",
-            "s[i] = s_v_stored2",
+            "s[i] = s_v_stored1 + x[i]",
+        ],
+    ),
+    "elements that differ by a constant": (
+        lambda: [more(i), more(next_), more(i), more(next_)],
+        [
+            "let s_v_stored0: f64 = s[i] + x[i]",
+            "let s_v_stored1: f64 = s[i + 1] + x[i + 1]",
+            "s[i] = s_v_stored0 + x[i]",
+            "s[i + 1] = s_v_stored1 + x[i + 1]",
         ],
     ),
     "another element is read between": (
@@ -47,40 +55,24 @@ CASES: Final[dict[str, tuple[Any, list[str]]]] = {
         [
             "let s_v_stored0: f64 = s[i] + x[i]",
             "s[i] = s_v_stored0",
-            "let x_v_stored1: f64 = s[j]",
-            "x[j] = x_v_stored1",
-            "let s_v_stored2: f64 = s_v_stored0 + x[i]",
-            "s[i] = s_v_stored2",
+            "x[j] = s[j]",
+            "s[i] = s_v_stored0 + x[i]",
         ],
     ),
-    "another element is stored": (
-        lambda: [more(i), more(j)],
-        [
-            "let s_v_stored0: f64 = s[i] + x[i]",
-            "s[i] = s_v_stored0",
-            "let s_v_stored1: f64 = s[j] + x[j]",
-            "s[j] = s_v_stored1",
-        ],
+    "another element may be stored": (
+        lambda: [more(i), more(j), more(i)],
+        ["s[i] = s[i] + x[i]", "s[j] = s[j] + x[j]", "s[i] = s[i] + x[i]"],
     ),
     "the variable of the index changes": (
-        lambda: [more(i), Assign(FIRST, e.add(i, e.index(1))), more(i)],
-        [
-            "let s_v_stored0: f64 = s[i] + x[i]",
-            "s[i] = s_v_stored0",
-            "i = i + 1",
-            "let s_v_stored2: f64 = s[i] + x[i]",
-            "s[i] = s_v_stored2",
-        ],
+        lambda: [more(i), Assign(FIRST, next_), more(i)],
+        ["s[i] = s[i] + x[i]", "i = i + 1", "s[i] = s[i] + x[i]"],
     ),
     "the index is read, and changes": (
         lambda: [more(k_of_i), set_(K, j, i), more(k_of_i)],
         [
-            "let s_v_stored0: f64 = s[k[i]] + x[k[i]]",
-            "s[k[i]] = s_v_stored0",
-            "let k_v_stored1: i64 = i",
-            "k[j] = k_v_stored1",
-            "let s_v_stored2: f64 = s[k[i]] + x[k[i]]",
-            "s[k[i]] = s_v_stored2",
+            "s[k[i]] = s[k[i]] + x[k[i]]",
+            "k[j] = i",
+            "s[k[i]] = s[k[i]] + x[k[i]]",
         ],
     ),
     "the value of the second store reads the element": (
@@ -88,12 +80,11 @@ CASES: Final[dict[str, tuple[Any, list[str]]]] = {
             set_(S, i, at(X, i)),
             set_(S, i, e.load(S, (i,), e.compare("lt", i, j))),
         ],
-        [
-            "let s_v_stored0: f64 = x[i]",
-            "s[i] = s_v_stored0",
-            "let s_v_stored1: f64 = (s[i] if i < j else 0)",
-            "s[i] = s_v_stored1",
-        ],
+        ["s[i] = x[i]", "s[i] = (s[i] if i < j else 0)"],
+    ),
+    "a store that nothing reads": (
+        lambda: [set_(S, i, at(X, i)), set_(S, i, at(X, j))],
+        ["s[i] = x[j]"],
     ),
 }
 

@@ -197,11 +197,12 @@ def _other_side() -> Patches:
 def _mask_slip() -> Patches:
     right, right_one_by_one = VectorLoop.mask, VectorLoop._one_by_one
 
-    def one_by_one(self: VectorLoop, whole: str, stop: str) -> None:
+    def one_by_one(self: VectorLoop, start: str, stop: str, trips: Expr) -> None:
         """Omit the last lane where the target has no masks."""
-        is_known = not (whole.startswith("%") or stop.startswith("%"))
-        is_short = is_known and int(stop) - int(whole) > 2
-        right_one_by_one(self, whole, str(int(stop) - 1) if is_short else stop)
+        is_known = not (start.startswith("%") or stop.startswith("%"))
+        is_short = is_known and int(stop) - int(start) > 2
+        last = str(int(stop) - 1) if is_short else stop
+        right_one_by_one(self, start, last, trips)
 
     def mask(self: VectorLoop, position: str, stop: str) -> str:
         """Omit the last lane, but never the only one; see `VectorLoop._rest`."""

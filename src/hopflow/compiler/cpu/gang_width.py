@@ -10,7 +10,7 @@ from hopflow.loop_ir.program import For
 
 VECTORS: Final = 4
 """The vectors of a gang: their interleaved instructions hide each other's latency."""
-LARGE: Final = 1200
+LARGE: Final = 1000
 """The most instructions of a gang with several vectors. A larger body has enough
 independent instructions, and more vectors only take longer to compile."""
 CALL: Final = 100

@@ -125,10 +125,21 @@ class Groups:
         """Whether rows are transposed, which takes much code."""
         return any(group.stride is not None for group in self._loaded())
 
+    @property
+    def shuffles(self) -> int:
+        """About how many shuffles one vector takes."""
+        stored = {member.group for member in self.stores.values()}
+        return sum(
+            _shuffles(group.factor)
+            * max(1, self._width // self._target.lanes(group.buffer.dtype))
+            for group in (*self._loaded(), *stored)
+        )
+
     def _loaded(self) -> Iterator[Group]:
         """Yield the groups that are loaded as vectors."""
         for group in chain.from_iterable(self._groups.values()):
-            if group.blocks or self._pays(group, len(group.loaded)):
+            is_strided = group.stride is None
+            if self._pays(group, len(group.loaded)) if is_strided else group.blocks:
                 yield group
 
     def load(self, buffer: Buffer, at: Index) -> Member | None:

@@ -4,7 +4,8 @@ The remaining iterations are the last ones of a vector that overlaps the one bef
 they may run twice; or they run under a mask, if the CPU has masks, or one by one. Code
 that does not depend on the loop's variable runs once, before the loop. The code of a
 large body is emitted once, for all vectors, or it is that of one element for the rest:
-LLVM takes long for it.
+LLVM takes long for it. For the same reason its vectors are single registers, which add
+to the registers of a sum by turns.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,11 @@ from hopflow.compiler.llvm.types import (
     register_type,
     splat,
 )
+from hopflow.dtypes import bool_
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt, Store
-from hopflow.loop_ir.walk import loaded
+from hopflow.loop_ir.walk import accessed, loaded
 
 MAX_UNROLLED: Final = 4
 """A loop of constant extent with at most this many vectors is unrolled completely."""
@@ -63,22 +65,45 @@ class VectorLoop(LaneLoop):
     def __init__(self, emitter: CpuEmitter, s: For) -> None:
         super().__init__(emitter, s, _width(s), Affine.of_straight(s))
         self._size = self.affine.size
-        self.groups = Groups(
-            s, self.width, self.affine, emitter.memory, emitter.unit.target
-        )
+        self.groups = self._grouped()
         self.slots: dict[Var, str] = {}  # of mutable variables
         self.accumulators: dict[Var, str] = {}  # with the names of their operations
+        self._parts = 1  # the vectors of an accumulator
         self._depth = emitter.f.depth  # of the enclosing loops
         self._splats: dict[tuple[str, str], str] = {}
         self._rows: dict[tuple[Buffer, Expr], str] = {}
         self._declared = {x.var for x in s.body if isinstance(x, Declare)}
-        f = emitter.f
         for x in s.body:
-            if isinstance(x, (Declare, Accumulate)) and x.var not in self.slots:
-                t = register_type(x.var.dtype, self.width)
-                self.slots[x.var] = f.slot(t, x.var.name)
             if isinstance(x, Accumulate) and x.var not in self._declared:
                 self.accumulators[x.var] = x.combine
+        if self.accumulators and self._is_large():
+            self._split_accumulators()
+        f = emitter.f
+        for var in (*self.accumulators, *self._declared):
+            count = self.width * (self._parts if var in self.accumulators else 1)
+            self.slots[var] = f.slot(register_type(var.dtype, count), var.name)
+
+    def _grouped(self) -> Groups:
+        unit = self.emitter.unit
+        return Groups(self.s, self.width, self.affine, self.emitter.memory, unit.target)
+
+    def _split_accumulators(self) -> None:
+        """Let vectors be registers: as many of them make one of an accumulator."""
+        types = {var.dtype for var in self.accumulators}
+        fewest = min(self.emitter.unit.target.vector_width(t) for t in types)
+        if bool_ not in types and fewest < self.width:
+            self._parts, self.width = self.width // fewest, fewest
+            self.groups = self._grouped()
+
+    def accumulator(self, var: Var, position: str) -> str:
+        """Return the address of the vector of an accumulator that iterations from a
+        position on add to."""
+        if self._parts == 1 or var not in self.accumulators:
+            return self.slots[var]
+        f, t = self.emitter.f, register_type(var.dtype, self.width)
+        number = f.emit(f"lshr i64 {position}, {self.width.bit_length() - 1}")
+        part_ = f.emit(f"and i64 {number}, {self._parts - 1}")
+        return f.emit(f"getelementptr {t}, ptr {self.slots[var]}, i64 {part_}")
 
     # --- code that runs once, before the loop
 
@@ -133,7 +158,9 @@ class VectorLoop(LaneLoop):
                 self._clear_accumulators()
             f.branch(f"main.{name}")
             f.start(f"main.{name}")
-            if self._is_large() and self._has_rest() and self._may_repeat():
+            if self._is_by_element():
+                self._one_by_one("0", stop, extent)
+            elif self._is_large() and self._has_rest() and self._may_repeat():
                 self._overlapping(stop)
             elif self._is_large() and self._has_rest() and self._masks_all():
                 self._masked(stop)
@@ -148,17 +175,20 @@ class VectorLoop(LaneLoop):
 
     def _clear_accumulators(self) -> None:
         for var, combine in self.accumulators.items():
-            type_ = register_type(var.dtype)
-            value = splat(type_, operations.neutral(combine, var.dtype), self.width)
+            type_, width = register_type(var.dtype), self.width * self._parts
+            value = splat(type_, operations.neutral(combine, var.dtype), width)
             self.emitter.f.do(
-                f"store {lanes(type_, self.width)} {value}, ptr {self.slots[var]}"
+                f"store {lanes(type_, width)} {value}, ptr {self.slots[var]}"
             )
 
     def _whole(self, stop: str) -> str:
-        """Return the number of iterations in whole vectors."""
+        """Return the number of iterations in whole vectors; in whole ones of the
+        accumulators, if the rest runs one by one."""
+        has_masks = self.emitter.unit.target.has_masks
+        width = self.width * (1 if has_masks else self._parts)
         if self.s.extent.is_const:
-            return str(self.s.extent.attr // self.width * self.width)
-        return self.emitter.f.emit(f"and i64 {stop}, {-self.width}")
+            return str(self.s.extent.attr // width * width)
+        return self.emitter.f.emit(f"and i64 {stop}, {-width}")
 
     def _main(self, whole: str) -> None:
         """Emit all whole vectors."""
@@ -179,7 +209,9 @@ class VectorLoop(LaneLoop):
 
     def _is_large(self) -> bool:
         """Return whether the code of the body is to be emitted once."""
-        return self._size > LARGE_BODY or self.groups.has_rows
+        if self.groups.has_rows:
+            return True
+        return self._size + self.groups.shuffles > LARGE_BODY
 
     def _has_rest(self) -> bool:
         """Return whether iterations may remain after whole vectors."""
@@ -193,6 +225,23 @@ class VectorLoop(LaneLoop):
         with them."""
         return self.emitter.unit.target.has_masks and not self.groups
 
+    def _is_by_element(self) -> bool:
+        """Return whether the loop copies elements, each of which a vector would read
+        and write alone."""
+        copies = [x for x in self.s.body if isinstance(x, Let | Store)]
+        if len(copies) < len(self.s.body) or self.groups:
+            return False
+        return {x.value.op for x in copies} <= {"load", "const", "var"} and all(
+            self._lies_apart(*access) for x in self.s.body for access in accessed(x)
+        )
+
+    def _lies_apart(self, buffer: Buffer, at: Index) -> bool:
+        """Return whether the elements of a vector are accessed one by one."""
+        if self.has_gather(buffer):
+            return False
+        form = self.affine.of(self.emitter.memory.linear(buffer, at))
+        return form is None or not (form[0].is_const and form[0].attr in (1, 0, -1))
+
     def _may_repeat(self) -> bool:
         """Return whether iterations may run twice, so that the last vector may overlap
         the one before: none reads what another one has written."""
@@ -201,8 +250,13 @@ class VectorLoop(LaneLoop):
             return False
         if not all(isinstance(x, Let | Store) for x in body):
             return False
-        stored = {x.buffer for x in body if isinstance(x, Store)}
-        return not any(node.attr in stored for x in body for node in loaded(x))
+        stored = [(x.buffer, x.indices) for x in body if isinstance(x, Store)]
+        return not any(
+            buffer is node.attr and not _never_meet(at, e.index_of(node))
+            for x in body
+            for node in loaded(x)
+            for buffer, at in stored
+        )
 
     def _masked(self, stop: str) -> None:
         """Emit all iterations under masks."""
@@ -256,7 +310,7 @@ class VectorLoop(LaneLoop):
         elif has_masks and not is_one and not self._are_few(whole, stop):
             self._run(whole, self.mask(whole, stop))
         else:
-            self._one_by_one(whole, stop)
+            self._one_by_one(whole, stop, e.index(self.width))
         if not is_static:
             f.branch(f"all.{name}")
             f.start(f"all.{name}")
@@ -267,22 +321,21 @@ class VectorLoop(LaneLoop):
             return False
         return FEW * (int(stop) - int(whole)) <= int(whole) // self.width
 
-    def _one_by_one(self, whole: str, stop: str) -> None:
-        """Emit the remaining iterations, at least one, as a scalar loop."""
+    def _one_by_one(self, start: str, stop: str, trips: Expr) -> None:
+        """Emit iterations, at least one, as a scalar loop."""
         emitter = self.emitter
 
         def iteration(position: str) -> None:
             emitter.values.constants[self.var] = position
             emitter.body(self.s.body)
 
-        trips = e.index(self.width)
-        emitter.unpolled_loop(whole, stop, 1, trips, iteration)
+        emitter.unpolled_loop(start, stop, 1, trips, iteration)
 
     def _finish(self) -> None:
         """Combine the lanes of the accumulators, always in the same tree."""
         emitter, f = self.emitter, self.emitter.f
         for var, combine in self.accumulators.items():
-            type_, width = register_type(var.dtype), self.width
+            type_, width = register_type(var.dtype), self.width * self._parts
             value = f.emit(f"load {lanes(type_, width)}, ptr {self.slots[var]}")
             is_extremum = combine in ("min", "max") and var.dtype.kind == "f"
             if is_extremum and width > 2 and not f.module.has_extrema:
@@ -297,6 +350,12 @@ class VectorLoop(LaneLoop):
                 ]
                 value = operations.operation(f, combine, var.dtype, width, halves)
             emitter.combine(var, combine, value)
+
+
+def _never_meet(x: Index, y: Index) -> bool:
+    """Return whether indices are of different elements in all iterations."""
+    pairs = zip(x, y, strict=True)
+    return any(i.is_const and j.is_const and i.attr != j.attr for i, j in pairs)
 
 
 def _width(s: For) -> int:
@@ -352,7 +411,7 @@ class _StraightLanes(Lanes):
 
     def _accumulate(self, var: Var, combine: str, value: str) -> None:
         t = register_type(var.dtype, self.width)
-        slot = self.slots[var]
+        slot = self.loop.accumulator(var, self.position)
         if self.mask and var in self.loop.accumulators:
             mask = f"{lanes('i1', self.width)} {self.mask}"
             neutral_lanes = splat(
@@ -363,4 +422,5 @@ class _StraightLanes(Lanes):
             value = self.f.emit(f"select {mask}, {t} {value}, {t} {neutral_lanes}")
         old = self.f.emit(f"load {t}, ptr {slot}")
         new = operations.operation(self.f, combine, var.dtype, self.width, [old, value])
-        self._set(var, new)
+        self.f.do(f"store {t} {new}, ptr {slot}")
+        self.forget_changed()

@@ -7,6 +7,7 @@ from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import (
     Accumulate,
     Assign,
+    Copy,
     Declare,
     For,
     If,
@@ -56,7 +57,8 @@ def _renamed(var: Var, values: Mapping[Var, Expr]) -> Var:
 
 
 def rename_buffers(statement: Stmt, names: Mapping[Buffer, Buffer]) -> None:
-    """Replace buffers in a statement without a body, in place."""
+    """Replace buffers in a statement itself, in place, which names them by elements or
+    copies them."""
 
     def renamed(node: Expr) -> Expr | None:
         if node.op != "load" or node.attr not in names:
@@ -69,6 +71,9 @@ def rename_buffers(statement: Stmt, names: Mapping[Buffer, Buffer]) -> None:
         replace(statement, renamed)
         if isinstance(statement, Store):
             statement.buffer = names.get(statement.buffer, statement.buffer)
+        elif isinstance(statement, Copy):
+            statement.target = names.get(statement.target, statement.target)
+            statement.source = names.get(statement.source, statement.source)
 
 
 def nest_copy(nest: Sequence[For], body: Sequence[Stmt], suffix: str) -> For:

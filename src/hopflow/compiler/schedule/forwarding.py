@@ -10,14 +10,35 @@ Stores are dead if the element is stored again before anything reads its buffer.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
+from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
-from hopflow.loop_ir.program import Assign, Let, Stmt, Store
-from hopflow.loop_ir.walk import loaded, names, nodes, replace, same_shape
+from hopflow.loop_ir.program import Assign, For, Let, Program, Stmt, Store
+from hopflow.loop_ir.walk import (
+    base_and_constant,
+    loaded,
+    names,
+    nodes,
+    replace,
+    same,
+    same_shape,
+    statements,
+)
 
 S = TypeVar("S", bound=Stmt)
+
+
+def forward(program: Program, _target: Target) -> None:
+    """Edit the vector loops of a program in place, without the functions that it calls:
+    vectors would be read from memory that parts of them were just written to."""
+    for s in statements(program.body):
+        if not (isinstance(s, For) and s.binding.kind == "vector"):
+            continue
+        if all(isinstance(x, Let | Store) for x in s.body):
+            s.body = [*forwarded(s.body, s.var.name)]
 
 
 def forwarded(
@@ -32,39 +53,63 @@ def forwarded(
         name: For the names of the variables.
         stays: Whether an element is read from memory nonetheless.
     """
-    read = {node.attr for s in body for node in loaded(s)}
-    latest: dict[Buffer, tuple[Index, Var]] = {}
-    unread: dict[Buffer, Store] = {}
-    dead: set[Store] = set()
-    new: list[S | Let] = []
+    known: dict[Buffer, list[_Stored]] = {}
+    all_stored: dict[Store, _Stored] = {}
 
     def stored(node: Expr) -> Expr | None:
-        if node.op != "load" or node.attr not in latest:
+        if node.op != "load" or e.condition_of(node) is not None:
             return None
-        at, value = latest[node.attr]
-        is_same = e.condition_of(node) is None and same_shape(at, e.index_of(node))
-        return e.read(value) if is_same else None
+        for one in known.get(node.attr, ()):
+            if same_shape(one.at, e.index_of(node)):
+                one.is_forwarded = True
+                return e.read(one.value)
+        return None
 
     for number, s in enumerate(body):
         replace(s, stored)
         for node in loaded(s):
-            unread.pop(node.attr, None)
-        for buffer in [b for b, (at, _) in latest.items() if _moves(s, at)]:
-            del latest[buffer]
-            unread.pop(buffer, None)
+            for one in known.get(node.attr, ()):
+                one.is_loaded |= not _differ(one.at, e.index_of(node))
+        for buffer, elements in known.items():
+            known[buffer] = [one for one in elements if not _moves(s, one.at)]
         if isinstance(s, Store):
-            latest.pop(s.buffer, None)
-            before = unread.pop(s.buffer, None)
-            if before is not None and same_shape(before.indices, s.indices):
-                dead.add(before)
-            if s.buffer in read and not stays(s.buffer, s.indices):
+            earlier = known.get(s.buffer, [])
+            for one in earlier:
+                one.is_dead = not one.is_loaded and same_shape(one.at, s.indices)
+            known[s.buffer] = [one for one in earlier if _differ(one.at, s.indices)]
+            if not stays(s.buffer, s.indices):
                 value = Var(f"{s.buffer.name}_{name}_stored{number}", s.value.dtype)
-                new.append(Let(value, s.value))
-                s.value = e.read(value)
-                latest[s.buffer] = s.indices, value
-                unread[s.buffer] = s
-        new.append(s)
-    return [s for s in new if s not in dead]
+                all_stored[s] = _Stored(s.indices, value)
+                known[s.buffer].append(all_stored[s])
+    new: list[S | Let] = []
+    for s in body:
+        found = all_stored.get(s) if isinstance(s, Store) else None
+        if isinstance(s, Store) and found is not None and found.is_forwarded:
+            new.append(Let(found.value, s.value))
+            s.value = e.read(found.value)
+        if found is None or not found.is_dead:
+            new.append(s)
+    return new
+
+
+@dataclass
+class _Stored:
+    """An element that code has stored, and the variable of its value."""
+
+    at: Index
+    value: Var
+    is_forwarded: bool = False
+    is_loaded: bool = False
+    is_dead: bool = False
+
+
+def _differ(x: Index, y: Index) -> bool:
+    """Return whether two indices are of different elements, whatever the run knows."""
+    for i, j in zip(x, y, strict=True):
+        (a, k), (b, m) = base_and_constant(i), base_and_constant(j)
+        if k != m and same(a, b):
+            return True
+    return False
 
 
 def _moves(s: Stmt, at: Index) -> bool:

@@ -30,6 +30,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from hopflow import dtypes
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
+from hopflow.compiler.schedule.row_copies import read_from_source, write_to_target
 from hopflow.compiler.schedule.row_reads import rows_read_before
 from hopflow.compiler.schedule.row_steps import (
     RowSteps,
@@ -83,6 +84,7 @@ def rows_in_registers(program: Program, target: Target) -> None:
     """Edit a program in place, without the functions that it calls."""
     if target.has_gangs:
         _Pass(program, target).body(program.body)
+        write_to_target(program)
 
 
 class _Use(NamedTuple):
@@ -181,6 +183,7 @@ class _Pass:
             if isinstance(s, For) and not s.independent:
                 series = self._series(s, rest)
             if series is not None:
+                at -= self._read_from_source(series, body, at)
                 shared = [t for x in series.loops if x.steps for t in x.steps.shared]
                 blocks = self._in_blocks(series)
                 found: list[Stmt] = [*series.earlier, *shared, *blocks]
@@ -194,6 +197,22 @@ class _Pass:
             ):
                 self.body(inner)
             at += 1
+
+    def _read_from_source(self, series: _Series, body: list[Stmt], at: int) -> int:
+        """Remove copies that the steps of a series, which begins at a statement, do not
+        need, and return how many there were."""
+        needless: list[Copy] = []
+        written = {b for s in series.earlier for b in uses([s])}
+        for loop in series.loops:
+            written |= loop.use.stored
+        named: set[Buffer] = set()
+        for loop in series.loops:
+            if loop.steps is not None:
+                steps = loop.steps
+                needless += read_from_source(steps, body[:at], written, named)
+            named |= loop.use.named.keys()
+        body[:] = [s for s in body if s not in needless]
+        return len(needless)
 
     # --- which loops ------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ from hopflow.compiler.schedule.coalesce import coalesce
 from hopflow.compiler.schedule.compared_passes import ComparedPasses
 from hopflow.compiler.schedule.contract import contract
 from hopflow.compiler.schedule.delinearize import delinearize
+from hopflow.compiler.schedule.forwarding import forward
 from hopflow.compiler.schedule.gangs import gangs
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.loops import loops
@@ -101,6 +102,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     blocked_sums,
     bind_threads,
     contract,
+    forward,
     unswitch,
     unroll_and_jam,
     register_tiles,

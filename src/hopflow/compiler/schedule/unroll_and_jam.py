@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.compiler.schedule.copies import copied
 from hopflow.compiler.schedule.forwarding import forwarded
 from hopflow.compiler.schedule.groups import body_size, edit_nests, in_groups
@@ -30,7 +31,9 @@ from hopflow.loop_ir.expr import Expr
 from hopflow.loop_ir.program import For, Let, Program, Stmt, Store
 from hopflow.loop_ir.walk import (
     depends_on,
+    expressions,
     loaded,
+    nodes,
     perfect_nest,
     same,
     step_of,
@@ -139,7 +142,7 @@ def _count(nest: Sequence[For], depth: int, extent: Expr) -> int:
     vectors, rows = nest[-1], nest[depth].extent
     if extent.is_const and rows.is_const and REST * extent.attr < rows.attr:
         return 0
-    size = body_size(vectors.body)
+    size = sum(map(_instructions, vectors.body))
     count = min(MOST, vectors.binding.width)
     while count >= FEWEST and (
         size * count > (LONG if count > FEWEST else LARGEST)
@@ -150,3 +153,21 @@ def _count(nest: Sequence[For], depth: int, extent: Expr) -> int:
     if count == MOST and is_even and extent.attr % count:
         count //= 2
     return count if count >= FEWEST else 0
+
+
+def _instructions(statement: Stmt) -> int:
+    """Return about how many instructions a statement takes. The indices of what is
+    loaded as rows take none: they are the same for all lanes."""
+    seen: set[Expr] = set()
+    pending = [*expressions(statement)[-1:]]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        pending += [a for a in node.args if node.op != "load" or _reads(a)]
+    return 1 + sum(map(weight, seen))
+
+
+def _reads(index: Expr) -> bool:
+    return any(node.op == "load" for node in nodes(index))
