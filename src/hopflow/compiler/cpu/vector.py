@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from hopflow.compiler.cpu.affine import Affine
+from hopflow.compiler.cpu.affine import Affine, Form
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.interleaving import Group, Groups, Member, part
 from hopflow.compiler.cpu.lanes import LaneLoop, Lanes
@@ -76,7 +76,7 @@ class VectorLoop(LaneLoop):
         for x in s.body:
             if isinstance(x, Accumulate) and x.var not in self._declared:
                 self.accumulators[x.var] = x.combine
-        if self.accumulators and self._is_large():
+        if self.accumulators and self._is_large() and not self._gathers():
             self._split_accumulators()
         f = emitter.f
         for var in (*self.accumulators, *self._declared):
@@ -94,6 +94,18 @@ class VectorLoop(LaneLoop):
         if bool_ not in types and fewest < self.width:
             self._parts, self.width = self.width // fewest, fewest
             self.groups = self._grouped()
+
+    def _gathers(self) -> bool:
+        """Return whether elements are read at indices that are computed: several
+        vectors at a time then wait for memory together."""
+        return any(
+            self._form(node.attr, e.index_of(node)) is None
+            for x in self.s.body
+            for node in loaded(x)
+        )
+
+    def _form(self, buffer: Buffer, at: Index) -> Form | None:
+        return self.affine.of(self.emitter.memory.linear(buffer, at))
 
     def accumulator(self, var: Var, position: str) -> str:
         """Return the address of the vector of an accumulator that iterations from a
@@ -239,7 +251,7 @@ class VectorLoop(LaneLoop):
         """Return whether the elements of a vector are accessed one by one."""
         if self.has_gather(buffer):
             return False
-        form = self.affine.of(self.emitter.memory.linear(buffer, at))
+        form = self._form(buffer, at)
         return form is None or not (form[0].is_const and form[0].attr in (1, 0, -1))
 
     def _may_repeat(self) -> bool:

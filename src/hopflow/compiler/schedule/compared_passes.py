@@ -41,6 +41,7 @@ from hopflow.compiler.kernel_program.interpreter import (
 from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.rewriting import all_blocks
+from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.memory.interpreter import run_planned
 from hopflow.compiler.memory.plan import MemoryPlan, format_memory
 from hopflow.dtypes import DType, as_dtype
@@ -151,15 +152,18 @@ class ComparedPasses:
         self._runs = list(_runs(program))
 
     def after(self, name: str) -> None:
-        """Compare the program after the pass `name` with the program as it was lowered.
+        """Verify the program after the pass `name`, and compare it with the program as
+        it was lowered, if the pass has changed it.
 
         Raises:
+            KernelProgramError: It breaks a rule.
             PassError: It computes something else; with the program before and after the
                 pass.
         """
         state = _Snapshot(self.program)
         if state.blocks == self._state.blocks:
             return
+        verify_kernels(self.program)
         for before in self._runs:
             wrong = _disagreement(before, partial(run, self.program))
             if wrong is not None:

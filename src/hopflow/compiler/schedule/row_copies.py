@@ -13,13 +13,12 @@ The steps needed the copies where they exchanged the memory of two arrays.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from math import prod
 
 from hopflow.compiler.schedule.copies import rename_buffers
 from hopflow.compiler.schedule.row_steps import RowSteps, written
-from hopflow.loop_ir.expr import Buffer
+from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.program import Copy, Program, Stmt, Store
-from hopflow.loop_ir.walk import buffers, loaded, named, statements, uses
+from hopflow.loop_ir.walk import buffers, loaded, named, same, statements, uses
 
 
 def read_from_source(
@@ -64,12 +63,18 @@ def _whole_rows(steps: RowSteps) -> list[Buffer]:
 
 
 def _row_size(buffer: Buffer, steps: RowSteps) -> int:
-    """Return the number of elements of a row; 0: it is not known."""
+    """Return the number of elements of a row; 0: it is not known, or the steps are not
+    over all rows."""
     [at, *_] = [s.indices for s in steps.after if s.buffer is buffer] or [()]
-    others = [n for i, n in zip(at, buffer.shape, strict=False) if i.is_const]
-    if len(others) != len(buffer.shape) - 1 or not all(n.is_const for n in others):
-        return 0
-    return prod(int(n.attr) for n in others)
+    size, rows = 1, list[Expr]()
+    for i, extent in zip(at, buffer.shape, strict=False):
+        if not i.is_const:
+            rows.append(extent)
+        elif extent.is_const:
+            size *= extent.attr
+        else:
+            return 0
+    return size if len(rows) == 1 and same(rows[0], steps.rows.extent) else 0
 
 
 def _copy_to(buffer: Buffer, before: Sequence[Stmt]) -> Copy | None:

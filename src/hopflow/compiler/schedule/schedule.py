@@ -34,7 +34,6 @@ from hopflow.compiler.kernel_program.printer import format_kernels
 from hopflow.compiler.kernel_program.program import KernelProgram
 from hopflow.compiler.kernel_program.registers import is_small
 from hopflow.compiler.kernel_program.rewriting import programs, updated_parameters
-from hopflow.compiler.kernel_program.verifier import verify_kernels
 from hopflow.compiler.layout import Layouts
 from hopflow.compiler.memory.in_place import in_place
 from hopflow.compiler.memory.place import place
@@ -52,6 +51,7 @@ from hopflow.compiler.schedule.gangs import gangs
 from hopflow.compiler.schedule.interchange import move_steps_inside
 from hopflow.compiler.schedule.loops import loops
 from hopflow.compiler.schedule.merge import merge
+from hopflow.compiler.schedule.narrow_rests import narrow_rests
 from hopflow.compiler.schedule.register_tiles import register_tiles
 from hopflow.compiler.schedule.rows_in_registers import rows_in_registers
 from hopflow.compiler.schedule.scalar_replacement import scalar_replacement
@@ -109,6 +109,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     gangs,
     delinearize,
     scalar_replacement,
+    narrow_rests,
 )
 
 
@@ -160,7 +161,6 @@ def memory_plans(
             with passing(run.__name__, current.name, partial(format_kernels, current)):
                 run(current, context)
             if compared is not None:
-                verify_kernels(current)
                 compared.after(run.__name__)
         plan = plans[current] = planned(current, context.reused)
         current.updated = plan.updated

@@ -46,7 +46,10 @@ FEWEST: Final = 4
 WHOLE: Final = 9
 """Elements of rows that are read as a whole, at most, as the colours of an image."""
 REST: Final = 8
-"""Rows that remain are computed one by one, if there are so many times as many rows."""
+"""Rows that remain of a dear body are computed one by one, if there are so many times
+as many rows."""
+DEAR: Final = 8
+"""Instructions of a dear body, at least."""
 LARGEST: Final = 320
 """Instructions of all rows, at most: LLVM's time grows faster than the body."""
 LONG: Final = 160
@@ -140,9 +143,10 @@ def _count(nest: Sequence[For], depth: int, extent: Expr) -> int:
         extent: The rows that are left.
     """
     vectors, rows = nest[-1], nest[depth].extent
-    if extent.is_const and rows.is_const and REST * extent.attr < rows.attr:
-        return 0
     size = sum(map(_instructions, vectors.body))
+    are_few = extent.is_const and rows.is_const and REST * extent.attr < rows.attr
+    if are_few and size >= DEAR:
+        return 0
     count = min(MOST, vectors.binding.width)
     while count >= FEWEST and (
         size * count > (LONG if count > FEWEST else LARGEST)
