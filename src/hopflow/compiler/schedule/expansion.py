@@ -52,9 +52,10 @@ class Expansion:
     def of(self, body: Sequence[Stmt]) -> list[Stmt] | None:
         """Return the statements of a body; None: it has others than straight-line code
         whose order may change."""
-        return self.statements if all(map(self._add, body)) else None
+        return self.statements if all(map(self.add, body)) else None
 
-    def _add(self, statement: Stmt) -> bool:
+    def add(self, statement: Stmt) -> bool:
+        """Add a statement, if it is straight-line code whose order may change."""
         match statement:
             case For():
                 return self._add_steps(statement)
@@ -95,7 +96,7 @@ class Expansion:
                     value = Var(name, copy.value.dtype)
                     self.statements.append(Let(value, copy.value))
                     late.append(Store(copy.buffer, copy.indices, e.read(value)))
-                elif not self._add(statement):
+                elif not self.add(statement):
                     return False
         self.statements += late
         return True
@@ -112,7 +113,7 @@ class Expansion:
         sides = list[dict[Var, Expr]]()
         for side in (then, else_):
             self.values |= before
-            if not all(map(self._add, side)):
+            if not all(map(self.add, side)):
                 return False
             sides.append({var: self.values[var] for var in before})
         first, second = sides

@@ -55,6 +55,7 @@ from hopflow.compiler.schedule.narrow_rests import narrow_rests
 from hopflow.compiler.schedule.register_tiles import register_tiles
 from hopflow.compiler.schedule.rows_in_registers import rows_in_registers
 from hopflow.compiler.schedule.scalar_replacement import scalar_replacement
+from hopflow.compiler.schedule.short_states import short_states
 from hopflow.compiler.schedule.threads import bind_threads
 from hopflow.compiler.schedule.unroll import unroll
 from hopflow.compiler.schedule.unroll_and_jam import unroll_and_jam
@@ -107,6 +108,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     unroll_and_jam,
     register_tiles,
     gangs,
+    short_states,
     delinearize,
     scalar_replacement,
     narrow_rests,

@@ -1,0 +1,298 @@
+"""Arrays of a few elements that the steps of a loop keep in variables.
+
+                                        var kept0: f64 = s[0]
+    for step in 0..20:                  var kept1: f64 = s[1]
+        for i in 0..2 vector 2 ...:     for step in 0..20:
+            t[i] = a[i] * s[1 - i] ->       let t_0: f64 = a[0] * kept1
+        for j in 0..2 vector 2 ...:         let t_1: f64 = a[1] * kept0
+            s[j] = t[j] + x[step, j]        kept0 = t_0 + x[step, 0]
+                                            kept1 = t_1 + x[step, 1]
+                                        s[0] = kept0
+                                        s[1] = kept1
+
+Each step would wait for what the one before has stored: a processor forwards a store to
+a load only if the load is a part of it, which vectors of what was stored element by
+element, or of other elements, are not. The loops over elements are written out.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Final, TypeAlias
+
+from hopflow.compiler.kernel_passes.reads import weight
+from hopflow.compiler.schedule.copies import copied, substituted
+from hopflow.compiler.schedule.expansion import Expansion
+from hopflow.compiler.schedule.forwarding import forwarded
+from hopflow.compiler.target import Target
+from hopflow.loop_ir import expr as e
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
+from hopflow.loop_ir.program import (
+    Accumulate,
+    Assign,
+    Declare,
+    For,
+    Let,
+    Program,
+    Stmt,
+    Store,
+    Swap,
+)
+from hopflow.loop_ir.walk import (
+    bodies,
+    expressions,
+    is_order_free,
+    loaded,
+    nodes,
+    replace,
+    uses,
+)
+
+SHORT: Final = 16
+"""Steps of a loop that is written out, at most."""
+MOST: Final = 24
+"""Elements in variables, at most."""
+LARGEST: Final = 1024
+"""Operations of a step that is written out, at most."""
+WAIT: Final = 24
+"""The operations that a processor could execute while a loop waits for what the one
+before has stored."""
+AT_ONCE: Final = 2
+"""Operations on numbers that a processor begins at once."""
+
+_Key: TypeAlias = tuple[Buffer, tuple[int, ...]]
+
+
+def short_states(program: Program, _target: Target) -> None:
+    """Edit a program in place, without the functions that it calls."""
+    named = uses(program.body)
+    dropped: set[Buffer] = set()
+    _edit(program.body, named, dropped)
+    program.arena = [b for b in program.arena if b not in dropped]
+
+
+def _edit(body: list[Stmt], named: Counter[Buffer], dropped: set[Buffer]) -> None:
+    new: list[Stmt] = []
+    for s in body:
+        for inner in bodies(s):
+            _edit(inner, named, dropped)
+        found = None
+        if isinstance(s, For) and not s.independent:
+            found = _in_variables(s, named, dropped)
+        new += [s] if found is None else found
+    body[:] = new
+
+
+def _in_variables(
+    steps: For, named: Counter[Buffer], dropped: set[Buffer]
+) -> list[Stmt] | None:
+    """Return the statements in place of a loop over steps; None: it stays."""
+    loops = [s for s in steps.body if isinstance(s, For)]
+    if not loops or not all(map(_is_short, loops)):
+        return None
+    step = _written_out(steps)
+    if step is None or not _pays(steps.body, step):
+        return None
+    stored = {s.buffer for s in step if isinstance(s, Store)}
+    state = {b for b in stored if _is_state(b, step)}
+    carried = _carried(step, state)
+    if not carried or len(carried) > MOST:
+        return None
+    kept = {
+        key: Var(f"{steps.var.name}_kept{number}", key[0].dtype)
+        for number, key in enumerate(carried)
+    }
+    inside = uses([steps])
+    temporary = {
+        b
+        for b in state
+        if b.space == "arena"
+        and inside[b] == named[b]
+        and not any(key[0] is b for key in kept)
+    }
+    step = forwarded(step, steps.var.name, lambda b, at: _key(b, at) in kept)
+    written = {
+        key for s in step if isinstance(s, Store) and (key := _key(s.buffer, s.indices))
+    }
+    steps.body = [t for s in step if (t := _on_variables(s, kept, temporary))]
+    dropped |= temporary
+    before = [Declare(var, _element(key)) for key, var in kept.items()]
+    after = [
+        Store(key[0], e.index_of(_element(key)), e.read(var))
+        for key, var in kept.items()
+        if key in written
+    ]
+    return [*before, steps, *after]
+
+
+def _is_short(loop: For) -> bool:
+    """Return whether a loop over elements has few steps, with those in it."""
+    if not (loop.independent and loop.extent.is_const and loop.extent.attr <= SHORT):
+        return False
+    inner = [s for s in loop.body if isinstance(s, For)]
+    return all(map(_is_short, inner))
+
+
+def _written_out(steps: For) -> list[Stmt] | None:
+    """Return what a step does as straight-line code; None: it is long, or something
+    else."""
+    if sum(map(_length, steps.body)) > LARGEST:
+        return None
+    expansion = Expansion({steps.var: steps.extent})
+    for s in steps.body:
+        if isinstance(s, Swap):
+            exchanged = _exchanged(s)
+            if exchanged is None:
+                return None
+            expansion.statements += exchanged
+        elif isinstance(s, Assign) and s.var not in expansion.accumulators:
+            value = substituted(s.value, expansion.values)
+            expansion.statements.append(Assign(s.var, value))
+        elif not all(map(expansion.add, _with_sums(s))):
+            return None
+    found = expansion.statements
+    is_straight = all(isinstance(s, Let | Store | Assign) for s in found)
+    return found if is_straight else None
+
+
+def _with_sums(s: Stmt) -> list[Stmt]:
+    """Return what a vector loop adds up, in the order in which it combines its lanes:
+    the second half is added to the first one, and so on. Other statements stay."""
+    if not isinstance(s, For) or s.binding.kind != "vector":
+        return [s]
+    count, sums = s.extent.attr, [x for x in s.body if isinstance(x, Accumulate)]
+    if not all(isinstance(x, Let | Store | Accumulate) for x in s.body):
+        return [s]
+    if all(map(is_order_free, s.body)) or count > s.binding.width:
+        return [s]
+    lanes: dict[Accumulate, list[Expr]] = {x: [] for x in sums}
+    straight: list[Stmt] = []
+    for k in range(count):
+        values = {s.var: e.index(k)}
+        for x in s.body:
+            if isinstance(x, Accumulate):
+                lanes[x].append(substituted(x.value, values))
+            else:
+                straight.append(copied(x, values, f"_{k}"))
+    return straight + [
+        Accumulate(x.var, x.combine, _tree(x.combine, lanes[x])) for x in sums
+    ]
+
+
+def _tree(combine: str, lanes: list[Expr]) -> Expr:
+    while len(lanes) > 1:
+        half = 1 << ((len(lanes) - 1).bit_length() - 1)
+        others = dict(enumerate(lanes[half:]))
+        lanes = [
+            e.binary(combine, x, others[k]) if k in others else x
+            for k, x in enumerate(lanes[:half])
+        ]
+    return lanes[0]
+
+
+def _length(s: Stmt) -> int:
+    """Return the operations of a statement, its loops written out."""
+    if isinstance(s, For):
+        trips: int = s.extent.attr if s.extent.is_const else LARGEST
+        return trips * sum(map(_length, s.body))
+    operations = nodes(*expressions(s)[-1:])
+    return sum(weight(n) for n in operations if n.op not in ("load", "const", "var"))
+
+
+def _exchanged(swap: Swap) -> list[Stmt] | None:
+    """Return the assignments of elements in place of an exchange of memory; None: there
+    are many elements."""
+    shape = swap.a.shape
+    if not all(n.is_const for n in shape) or prod(n.attr for n in shape) > MOST:
+        return None
+    before, after = list[Stmt](), list[Stmt]()
+    for at in product(*[range(n.attr) for n in shape]):
+        index = tuple(map(e.index, at))
+        for target, source in ((swap.a, swap.b), (swap.b, swap.a)):
+            name = "_".join([target.name, "from", source.name, *map(str, at)])
+            value = Var(name, target.dtype)
+            before.append(Let(value, e.load(source, index)))
+            after.append(Store(target, index, e.read(value)))
+    return before + after
+
+
+def _pays(body: Sequence[Stmt], step: Sequence[Stmt]) -> bool:
+    """Return whether straight-line code takes less time than the loops of a step."""
+    loops = [s for s in body if isinstance(s, For)]
+    others = [s for s in body if not isinstance(s, For)]
+    work = sum(map(_vectors, loops)) + sum(map(_length, others)) / AT_ONCE
+    return sum(map(_length, step)) / AT_ONCE <= work + WAIT * len(loops)
+
+
+def _vectors(s: Stmt) -> float:
+    """Return about how many instructions the vectors of a loop take."""
+    if not isinstance(s, For):
+        return _length(s)
+    width = s.binding.width if s.binding.kind == "vector" else 1
+    trips: int = -(-s.extent.attr // width)
+    return trips * sum(map(_vectors, s.body))
+
+
+# --- elements -------------------------------------------------------------------------
+
+
+def _key(buffer: Buffer, at: Index) -> _Key | None:
+    """Return which element an index is of, if it is always the same one."""
+    if not all(i.is_const for i in at):
+        return None
+    return buffer, tuple([int(i.attr) for i in at])
+
+
+def _element(key: _Key) -> Expr:
+    buffer, at = key
+    return e.load(buffer, tuple(map(e.index, at)))
+
+
+def _is_state(buffer: Buffer, step: Sequence[Stmt]) -> bool:
+    """Return whether a step accesses known elements of a buffer alone."""
+    for s in step:
+        if isinstance(s, Store) and s.buffer is buffer and not _key(buffer, s.indices):
+            return False
+        for node in loaded(s):
+            if node.attr is buffer and (
+                e.condition_of(node) is not None or not _key(buffer, e.index_of(node))
+            ):
+                return False
+    return True
+
+
+def _carried(step: Sequence[Stmt], state: set[Buffer]) -> dict[_Key, None]:
+    """Return the elements that a step reads before it stores them."""
+    carried: dict[_Key, None] = {}
+    stored: set[_Key] = set()
+    for s in step:
+        for node in loaded(s):
+            key = _key(node.attr, e.index_of(node)) if node.attr in state else None
+            if key is not None and key not in stored:
+                carried[key] = None
+        if isinstance(s, Store) and s.buffer in state:
+            key = _key(s.buffer, s.indices)
+            assert key is not None
+            stored.add(key)
+    return carried
+
+
+def _on_variables(
+    s: Stmt, kept: Mapping[_Key, Var], temporary: Collection[Buffer]
+) -> Stmt | None:
+    """Return a statement with variables in place of elements; None: it stores what
+    nothing reads any more."""
+
+    def variable(node: Expr) -> Expr | None:
+        key = _key(node.attr, e.index_of(node)) if node.op == "load" else None
+        var = None if key is None else kept.get(key)
+        return None if var is None else e.read(var)
+
+    replace(s, variable)
+    if isinstance(s, Store):
+        if s.buffer in temporary:
+            return None
+        var = kept.get(_key(s.buffer, s.indices) or (s.buffer, ()))
+        return s if var is None else Assign(var, s.value)
+    return s
