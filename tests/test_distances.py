@@ -11,6 +11,7 @@ import hopflow as hf
 from hopflow import dtypes
 from hopflow.compiler.cpu.distances import narrowed
 from hopflow.compiler.cpu.target import host
+from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr
 from hopflow.loop_ir.interpreter import run
@@ -39,10 +40,8 @@ EXPRESSIONS: Final = st.recursive(
 )
 
 
-@given(EXPRESSIONS, st.integers(0, 2**32), st.sampled_from([None, "mul", "select"]))
-def test_distances_are_computed_modulo_two_to_the_32nd(
-    wide: Expr, seed: int, stays: str | None
-) -> None:
+def _check(wide: Expr, seed: int, stays: str | None = None) -> None:
+    """Require that a distance is the same modulo 2^32, of random numbers."""
     outputs = [Buffer(t.name, t, (), "output") for t in (dtypes.int64, dtypes.int32)]
     values = [wide, narrowed(wide, lambda x: x.op == stays)]
     body: list[Any] = [Store(b, (), x) for b, x in zip(outputs, values, strict=True)]
@@ -51,6 +50,28 @@ def test_distances_are_computed_modulo_two_to_the_32nd(
     inputs = [random.integers(-(2**62), 2**62).astype(b.dtype.dtype) for b in INPUTS]
     [expected, found] = run(program, [], inputs)
     assert found == expected.astype(np.int32)
+
+
+@given(EXPRESSIONS, st.integers(0, 2**32), st.sampled_from([None, "mul", "select"]))
+def test_distances_are_computed_modulo_two_to_the_32nd(
+    wide: Expr, seed: int, stays: str | None
+) -> None:
+    _check(wide, seed, stays)
+
+
+TYPES: Final = [b.dtype for b in INPUTS if b.dtype.is_integer]
+
+
+@pytest.mark.parametrize("to", [*TYPES, dtypes.uint16, dtypes.uint64], ids=str)
+@pytest.mark.parametrize("by", [None, *TYPES], ids=str)
+def test_what_a_test_compares_is_converted(by: DType | None, to: DType) -> None:
+    """Of a conversion that changes the value, the value before must not be compared."""
+    for buffer in INPUTS:
+        x = e.load(buffer, ())
+        x = e.cast(x if by is None else e.cast(x, by), to)
+        test = e.compare("lt", x, e.const(6, to))
+        for seed in range(4):
+            _check(e.select(test, e.index(1), e.index(3)), seed)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64"])

@@ -82,6 +82,10 @@ CASES: Final[dict[str, tuple[Any, list[str]]]] = {
         ],
         ["s[i] = x[i]", "s[i] = (s[i] if i < j else 0)"],
     ),
+    "the index of a store reads its buffer": (
+        lambda: [set_(K, k_of_i, j), set_(S, i, at(X, k_of_i)), set_(K, k_of_i, i)],
+        ["k[k[i]] = j", "s[i] = x[k[i]]", "k[k[i]] = i"],
+    ),
     "a store that nothing reads": (
         lambda: [set_(S, i, at(X, i)), set_(S, i, at(X, j))],
         ["s[i] = x[j]"],

@@ -51,6 +51,7 @@ from hopflow.compiler.schedule import (
     row_steps,
     rows_in_registers,
     scalar_replacement,
+    short_states,
     threads,
     unroll_and_jam,
     unswitch,
@@ -496,6 +497,19 @@ def _rows_last_first() -> Patches:
     return [(interleaving.Groups, "_store_rows", store_rows)]
 
 
+def _mirrored_state() -> Patches:
+    right = short_states._element
+
+    def element(key: Any) -> Any:
+        """Keep the last element of a state in the variable of the first one."""
+        buffer, at = key
+        sizes = [extent.attr for extent in buffer.shape]
+        mirrored = tuple([n - 1 - i for n, i in zip(sizes, at, strict=True)])
+        return right((buffer, mirrored))
+
+    return [(short_states, "_element", element)]
+
+
 def _same_mask() -> Patches:
     right = masked_updates._choices
 
@@ -717,6 +731,13 @@ _STEPPED: Final[Mapping[str, Any]] = {
     "weights": dict.fromkeys(ALIASING, 0) | {"stepped": 8},
 }
 
+_STATES: Final[Mapping[str, Any]] = {
+    "operators": ["scan", "fori"],
+    "operations": ["add", "multiply", "maximum", "roll"],
+    "aliasing": True,
+    "weights": dict.fromkeys(ALIASING, 0),
+}
+
 _NO_ALIASING: Final = dict.fromkeys(ALIASING, 0)
 _IN_PLACE: Final[Mapping[str, Any]] = {
     "aliasing": True,
@@ -926,6 +947,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "last element of a row first": Mutant(
         _rows_last_first, ["jit"], kind="large", options=_STEPPED
     ),
+    "last number of a state first": Mutant(_mirrored_state, ["jit"], options=_STATES),
     "mask of the other side": Mutant(
         _same_mask, ["jit"], options={"aliasing": True, "weights": {"masked": 24}}
     ),

@@ -12,6 +12,7 @@ from math import prod
 from typing import Final
 
 from hopflow import dtypes
+from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import COMPARE, Buffer, Expr
 
@@ -42,7 +43,9 @@ def narrowed(x: Expr, stays: Callable[[Expr], bool], depth: int = 0) -> Expr:
         test, *sides = x.args
         a, b = (narrowed(y, stays, depth + 1) for y in sides)
         return e.select(_narrowed_test(test), a, b)
-    return e.cast(_unwidened(x), dtypes.int32)
+    is_cast = x.op == "cast" and x.args[0].dtype.is_integer
+    narrow = x.args[0] if is_cast and x.args[0].dtype.bits <= 32 else x
+    return e.cast(narrow, dtypes.int32)
 
 
 def _narrowed_test(test: Expr) -> Expr:
@@ -57,13 +60,21 @@ def _fits(x: Expr) -> bool:
     """Return whether a number is known to be an integer of 32 bits with a sign."""
     if x.is_const:
         return x.dtype.is_integer and -(1 << 31) <= x.attr < 1 << 31
-    dtype = _unwidened(x).dtype
-    return dtype.is_integer and (dtype.bits < 32 or dtype is dtypes.int32)
+    return _has_fewer(_unwidened(x).dtype, dtypes.int32)
 
 
 def _unwidened(x: Expr) -> Expr:
-    """Return what an integer was before it was converted, if that has 32 bits or
-    fewer."""
-    if x.op == "cast" and x.args[0].dtype.is_integer and x.args[0].dtype.bits <= 32:
+    """Return what an integer was before a conversion that keeps all values."""
+    if x.op == "cast" and _has_fewer(x.args[0].dtype, x.dtype):
         return x.args[0]
     return x
+
+
+def _has_fewer(dtype: DType, other: DType) -> bool:
+    """Return whether an integer dtype has as many values of another one, or fewer."""
+    if not (dtype.is_integer and other.is_integer):
+        return False
+    signs = dtype.kind == "u" and other.kind == "i"
+    return dtype is other or (
+        dtype.bits < other.bits and (signs or dtype.kind == other.kind)
+    )

@@ -4,8 +4,8 @@ The remaining iterations are the last ones of a vector that overlaps the one bef
 they may run twice; or they run under a mask, if the CPU has masks, or one by one. Code
 that does not depend on the loop's variable runs once, before the loop. The code of a
 large body is emitted once, for all vectors, or it is that of one element for the rest:
-LLVM takes long for it. For the same reason its vectors are single registers, which add
-to the registers of a sum by turns.
+LLVM takes long for it. If it has many shuffles, its vectors are single registers for
+the same reason, which add to the registers of a sum by turns.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ class VectorLoop(LaneLoop):
         for x in s.body:
             if isinstance(x, Accumulate) and x.var not in self._declared:
                 self.accumulators[x.var] = x.combine
-        if self.accumulators and self._is_large() and not self._gathers():
+        if self.accumulators and self.groups.shuffles > LARGE_BODY:
             self._split_accumulators()
         f = emitter.f
         for var in (*self.accumulators, *self._declared):
@@ -94,15 +94,6 @@ class VectorLoop(LaneLoop):
         if bool_ not in types and fewest < self.width:
             self._parts, self.width = self.width // fewest, fewest
             self.groups = self._grouped()
-
-    def _gathers(self) -> bool:
-        """Return whether elements are read at indices that are computed: several
-        vectors at a time then wait for memory together."""
-        return any(
-            self._form(node.attr, e.index_of(node)) is None
-            for x in self.s.body
-            for node in loaded(x)
-        )
 
     def _form(self, buffer: Buffer, at: Index) -> Form | None:
         return self.affine.of(self.emitter.memory.linear(buffer, at))

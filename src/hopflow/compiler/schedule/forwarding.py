@@ -77,7 +77,7 @@ def forwarded(
             for one in earlier:
                 one.is_dead = not one.is_loaded and same_shape(one.at, s.indices)
             known[s.buffer] = [one for one in earlier if _differ(one.at, s.indices)]
-            if not stays(s.buffer, s.indices):
+            if not (stays(s.buffer, s.indices) or _moves(s, s.indices)):
                 value = Var(f"{s.buffer.name}_{name}_stored{number}", s.value.dtype)
                 all_stored[s] = _Stored(s.indices, value)
                 known[s.buffer].append(all_stored[s])
