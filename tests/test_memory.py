@@ -45,6 +45,7 @@ from hopflow.testing.executions import run_loop_ir, run_memory
 pytestmark = pytest.mark.slow
 
 X, Y, Z = (np.arange(8.0) + k for k in range(3))
+CARRIES = [np.arange(40.0) + k for k in range(3)]  # too long for variables
 
 
 def planned(f: Callable[..., Any], *args: Any) -> MemoryPlan:
@@ -61,11 +62,12 @@ def loops(f: Callable[..., Any], *args: Any) -> list[str]:
         want = f(*map(hf.asarray, args))
     for got, expected in zip(jitted(*args), want, strict=True):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
-    lines = [line.strip() for line in jitted.loop_ir.splitlines()]
+    text = jitted.loop_ir.splitlines()
+    lines = [line.strip() for line in text]
     start = next(
         n for n, line in enumerate(lines) if line in ("do:",) or "step" in line
     )
-    end = max(n for n, line in enumerate(lines) if not line.startswith("copy out"))
+    end = max(n for n, line in enumerate(text) if not line.startswith("    copy out"))
     return lines[start : end + 1]
 
 
@@ -156,13 +158,13 @@ def test_what_a_loop_stacks_of_its_carry_is_copied_before_the_next_one(
 @pytest.mark.parametrize("name", LOOPS)
 def test_carries_exchange_their_memory_and_are_not_copied(name: str) -> None:
     body, swaps = LOOPS[name]
-    found = moves(lambda a, b: hf.fori_loop(0, 5, body, (a, b)), X, Y)
+    found = moves(lambda a, b: hf.fori_loop(0, 5, body, (a, b)), *CARRIES[:2])
     assert [x.split()[0] for x in found] == ["swap"] * swaps
 
 
 def test_three_carries_rotate() -> None:
     body = lambda _, a, b, c: (b, c, a + b[::-1])  # noqa: E731
-    found = moves(lambda *xs: hf.fori_loop(0, 5, body, xs), X, Y, Z)
+    found = moves(lambda *xs: hf.fori_loop(0, 5, body, xs), *CARRIES)
     assert {x.split()[0] for x in found} == {"swap"}
 
 
@@ -171,7 +173,7 @@ def test_one_value_for_two_carries_is_copied_once() -> None:
         both = hf.cumulative_sum(a + b)
         return both, both
 
-    found = moves(lambda a, b: hf.fori_loop(0, 5, body, (a, b)), X, Y)
+    found = moves(lambda a, b: hf.fori_loop(0, 5, body, (a, b)), *CARRIES[:2])
     assert sum(x.startswith("copy ") for x in found) == 1
 
 

@@ -115,6 +115,11 @@ def test_several_states_that_are_exchanged() -> None:
         compared(f, drawn(9, size))
 
 
+def test_sums_of_what_the_step_then_changes() -> None:
+    step = lambda c, v: (c + v, hf.sum(c * v))  # noqa: E731
+    compared(lambda x: hf.scan(step, x[0], x), drawn(9, 6))
+
+
 def test_results_are_used_afterwards() -> None:
     def f(x: Any) -> Any:
         last, rows = steps(STEPS["sums"])(x)

@@ -172,7 +172,9 @@ def _with_sums(s: Stmt) -> list[Stmt]:
         values = {s.var: e.index(k)}
         for x in s.body:
             if isinstance(x, Accumulate):
-                lanes[x].append(substituted(x.value, values))
+                lane = Var(f"{x.var.name}_lane{k}", x.var.dtype)
+                straight.append(Let(lane, substituted(x.value, values)))
+                lanes[x].append(e.read(lane))
             else:
                 straight.append(copied(x, values, f"_{k}"))
     return straight + [
