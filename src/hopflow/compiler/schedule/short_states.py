@@ -15,7 +15,6 @@ a load only if the load is a part of it, which vectors of what was stored elemen
 element, or of other elements, are not. The loops over elements are written out.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from math import prod
@@ -64,30 +63,27 @@ AT_ONCE: Final = 2
 _Key: TypeAlias = tuple[Buffer, tuple[int, ...]]
 
 
-def short_states(program: Program, _target: Target) -> None:
+def short_states(program: Program, target: Target) -> None:
     """Edit a program in place, without the functions that it calls."""
-    named = uses(program.body)
-    dropped: set[Buffer] = set()
-    _edit(program.body, named, dropped)
-    program.arena = [b for b in program.arena if b not in dropped]
+    if target.has_gangs:
+        _edit(program.body, program)
 
 
-def _edit(body: list[Stmt], named: Counter[Buffer], dropped: set[Buffer]) -> None:
-    new: list[Stmt] = []
-    for s in body:
+def _edit(body: list[Stmt], program: Program) -> None:
+    at = 0
+    while at < len(body):
+        s = body[at]
         for inner in bodies(s):
-            _edit(inner, named, dropped)
-        found = None
-        if isinstance(s, For) and not s.independent:
-            found = _in_variables(s, named, dropped)
-        new += [s] if found is None else found
-    body[:] = new
+            _edit(inner, program)
+        is_serial = isinstance(s, For) and not s.independent
+        found = _in_variables(s, program) if is_serial else None
+        body[at : at + 1] = found or [s]
+        at += len(found or [s])
 
 
-def _in_variables(
-    steps: For, named: Counter[Buffer], dropped: set[Buffer]
-) -> list[Stmt] | None:
+def _in_variables(steps: Stmt, program: Program) -> list[Stmt] | None:
     """Return the statements in place of a loop over steps; None: it stays."""
+    assert isinstance(steps, For)
     loops = [s for s in steps.body if isinstance(s, For)]
     if not loops or not all(map(_is_short, loops)):
         return None
@@ -103,7 +99,7 @@ def _in_variables(
         key: Var(f"{steps.var.name}_kept{number}", key[0].dtype)
         for number, key in enumerate(carried)
     }
-    inside = uses([steps])
+    inside, named = uses([steps]), uses(program.body)
     temporary = {
         b
         for b in state
@@ -116,7 +112,7 @@ def _in_variables(
         key for s in step if isinstance(s, Store) and (key := _key(s.buffer, s.indices))
     }
     steps.body = [t for s in step if (t := _on_variables(s, kept, temporary))]
-    dropped |= temporary
+    program.arena = [b for b in program.arena if b not in temporary]
     before = [Declare(var, _element(key)) for key, var in kept.items()]
     after = [
         Store(key[0], e.index_of(_element(key)), e.read(var))
@@ -295,6 +291,7 @@ def _on_variables(
     if isinstance(s, Store):
         if s.buffer in temporary:
             return None
-        var = kept.get(_key(s.buffer, s.indices) or (s.buffer, ()))
-        return s if var is None else Assign(var, s.value)
+        key = _key(s.buffer, s.indices)
+        if key is not None and key in kept:
+            return Assign(kept[key], s.value)
     return s
