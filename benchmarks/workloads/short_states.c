@@ -84,3 +84,55 @@ void row_shift_registers(const u32 *words, i64 n, i64 width, u32 *out, i64 steps
                 out[(from + r) * WIDTH + k] = w[(steps + k) % WIDTH][r];
     }
 }
+
+static void rates(const f64 *a, const f64 *y, f64 *out) {
+    for (int i = 0; i < 6; i++) {
+        f64 sum = 0;
+        for (int k = 0; k < 6; k++)
+            sum += a[i * 6 + k] * y[k];
+        out[i] = sum;
+    }
+}
+
+void row_linear_ode(const f64 *a, i64 n, i64 m, const f64 *y, i64 size, f64 *out,
+                    i64 steps) {
+    f64 k[4][6], at[6];
+    for (int i = 0; i < 6; i++)
+        out[i] = y[i];
+    for (i64 t = 0; t < steps; t++) {
+        rates(a, out, k[0]);
+        for (int i = 0; i < 6; i++)
+            at[i] = out[i] + 0.005 * k[0][i];
+        rates(a, at, k[1]);
+        for (int i = 0; i < 6; i++)
+            at[i] = out[i] + 0.005 * k[1][i];
+        rates(a, at, k[2]);
+        for (int i = 0; i < 6; i++)
+            at[i] = out[i] + 0.01 * k[2][i];
+        rates(a, at, k[3]);
+        for (int i = 0; i < 6; i++)
+            out[i] += 0.01 / 6 * (k[0][i] + 2 * k[1][i] + 2 * k[2][i] + k[3][i]);
+    }
+}
+
+void row_running_covariances(const f64 *samples, i64 n, i64 m, f64 *mean, f64 *spread) {
+    enum { SIZE = 10 };
+    f64 apart[SIZE], left[SIZE];
+    for (int i = 0; i < SIZE; i++)
+        mean[i] = 0;
+    for (int i = 0; i < SIZE * SIZE; i++)
+        spread[i] = 0;
+    for (i64 t = 0; t < n; t++) {
+        const f64 *x = samples + t * SIZE;
+        for (int i = 0; i < SIZE; i++) {
+            apart[i] = x[i] - mean[i];
+            mean[i] += apart[i] / (t + 1);
+            left[i] = x[i] - mean[i];
+        }
+        for (int i = 0; i < SIZE; i++)
+            for (int k = 0; k < SIZE; k++)
+                spread[i * SIZE + k] += apart[i] * left[k];
+    }
+    for (int i = 0; i < SIZE * SIZE; i++)
+        spread[i] /= n - 1;
+}

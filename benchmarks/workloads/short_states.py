@@ -1,4 +1,4 @@
-"""`vmap` of scans whose states are short arrays, written as arrays."""
+"""Loops whose states are short arrays, written as arrays: of examples, or of one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +19,8 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
     states, taps, signals = drawn(count, 3), drawn(count, 8), drawn(count, 40, 8)
     words = rng.integers(0, 2**32, (count, 16)).astype("u4")
     rates = drawn(size(1024), 3)
+    rates_of_change = rng.normal(size=(6, 6)) - 3.0 * np.eye(6)
+    start, samples = rng.normal(size=6), rng.normal(size=(size(1000), 10))
     weights, hidden, inputs = drawn(4, 4) / 4, drawn(count, 4), drawn(count, 50, 4)
     return [
         row("lorenz-paths", _lorenz, (states,), rtol=1e-2, in_c=[100]),
@@ -27,6 +29,8 @@ def workloads(size: Callable[[int], int]) -> list[Workload]:
         row("shift-registers", _registers, (words,), in_c=[64]),
         row("turned-frames", _turned, (drawn(size(1024), 4), rates), rtol=1e-2),
         row("bandits", _bandits, (drawn(size(5000), 60),), rtol=1e-2),
+        row("linear-ode", _linear_ode, (rates_of_change, start), in_c=[500]),
+        row("running-covariances", _covariances, (samples,), in_c=[]),
         row("small-rnn-grad", _rnn_gradient, (weights, hidden, inputs), rtol=1e-2),
     ]
 
@@ -84,6 +88,41 @@ def _registers(lib: Any) -> Any:
         return lib.fori_loop(0, 64, step, w)
 
     return lib.vmap(one)
+
+
+def _linear_ode(lib: Any) -> Callable[..., Any]:
+    """Runge-Kutta steps of order 4 of `y' = a @ y`, six numbers."""
+
+    def end(a: Any, y: Any) -> Any:
+        def step(_: Any, y: Any) -> Any:
+            first = a @ y
+            second = a @ (y + 0.005 * first)
+            third = a @ (y + 0.005 * second)
+            fourth = a @ (y + 0.01 * third)
+            return y + 0.01 / 6.0 * (first + 2.0 * second + 2.0 * third + fourth)
+
+        return lib.fori_loop(0, 500, step, y)
+
+    return end
+
+
+def _covariances(lib: Any) -> Callable[..., Any]:
+    """Mean and covariances of ten numbers, one sample after the other (Welford)."""
+
+    def run(samples: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            count, mean, spread = carry
+            count = count + 1.0
+            apart = x - mean
+            mean = mean + apart / count
+            return (count, mean, spread + apart[:, None] * (x - mean)), None
+
+        zeros: Any = lambda *shape: lib.np.zeros(shape, dtype="float64")  # noqa: E731
+        start = zeros(), zeros(10), zeros(10, 10)
+        (count, mean, spread), _ = lib.scan(step, start, samples)
+        return mean, spread / (count - 1.0)
+
+    return run
 
 
 def _rnn_gradient(lib: Any) -> Callable[..., Any]:

@@ -70,8 +70,9 @@ def forwarded(
         for node in loaded(s):
             for one in known.get(node.attr, ()):
                 one.is_loaded |= not _differ(one.at, e.index_of(node))
-        for buffer, elements in known.items():
-            known[buffer] = [one for one in elements if not _moves(s, one.at)]
+        if isinstance(s, Assign | Store):
+            for buffer, elements in known.items():
+                known[buffer] = [one for one in elements if not _moves(s, one.at)]
         if isinstance(s, Store):
             earlier = known.get(s.buffer, [])
             for one in earlier:
@@ -114,6 +115,8 @@ def _differ(x: Index, y: Index) -> bool:
 
 def _moves(s: Stmt, at: Index) -> bool:
     """Return whether an index is another one after a statement."""
+    if all(i.is_const for i in at):
+        return False
     if isinstance(s, Assign):
         return any(names(i, {s.var}) for i in at)
     read = [node.attr for node in nodes(*at) if node.op == "load"]

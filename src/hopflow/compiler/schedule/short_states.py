@@ -15,10 +15,10 @@ a load only if the load is a part of it, which vectors of what was stored elemen
 element, or of other elements, are not. The loops over elements are written out.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.compiler.schedule.copies import copied, substituted
@@ -90,9 +90,10 @@ def _in_variables(steps: Stmt, program: Program) -> list[Stmt] | None:
     step = _written_out(steps)
     if step is None or not _pays(steps.body, step):
         return None
-    stored = {s.buffer for s in step if isinstance(s, Store)}
-    state = {b for b in stored if _is_state(b, step)}
-    carried = _carried(step, state)
+    accesses = [access for s in step for access in _accesses(s)]
+    others = {access.buffer for access in accesses if access.key is None}
+    state = {access.buffer for access in accesses if access.is_store} - others
+    carried = _carried(access for access in accesses if access.buffer in state)
     if not carried or len(carried) > MOST:
         return None
     kept = {
@@ -247,32 +248,34 @@ def _element(key: _Key) -> Expr:
     return e.load(buffer, tuple(map(e.index, at)))
 
 
-def _is_state(buffer: Buffer, step: Sequence[Stmt]) -> bool:
-    """Return whether a step accesses known elements of a buffer alone."""
-    for s in step:
-        if isinstance(s, Store) and s.buffer is buffer and not _key(buffer, s.indices):
-            return False
-        for node in loaded(s):
-            if node.attr is buffer and (
-                e.condition_of(node) is not None or not _key(buffer, e.index_of(node))
-            ):
-                return False
-    return True
+class _Access(NamedTuple):
+    """An access of an element, which is always the same one, or `key` is None."""
+
+    buffer: Buffer
+    key: _Key | None
+    is_store: bool = False
 
 
-def _carried(step: Sequence[Stmt], state: set[Buffer]) -> dict[_Key, None]:
+def _accesses(s: Stmt) -> Iterator[_Access]:
+    """Yield the accesses of a statement, in their order."""
+    for node in loaded(s):
+        is_known = e.condition_of(node) is None
+        key = _key(node.attr, e.index_of(node)) if is_known else None
+        yield _Access(node.attr, key)
+    if isinstance(s, Store):
+        yield _Access(s.buffer, _key(s.buffer, s.indices), is_store=True)
+
+
+def _carried(accesses: Iterable[_Access]) -> dict[_Key, None]:
     """Return the elements that a step reads before it stores them."""
     carried: dict[_Key, None] = {}
     stored: set[_Key] = set()
-    for s in step:
-        for node in loaded(s):
-            key = _key(node.attr, e.index_of(node)) if node.attr in state else None
-            if key is not None and key not in stored:
-                carried[key] = None
-        if isinstance(s, Store) and s.buffer in state:
-            key = _key(s.buffer, s.indices)
-            assert key is not None
+    for _, key, is_store in accesses:
+        assert key is not None
+        if is_store:
             stored.add(key)
+        elif key not in stored:
+            carried[key] = None
     return carried
 
 
