@@ -120,6 +120,21 @@ def test_sums_of_what_the_step_then_changes() -> None:
     compared(lambda x: hf.scan(step, x[0], x), drawn(9, 6))
 
 
+@pytest.mark.parametrize("size", [2, 4, 6, 8, 12, 16, 17])
+def test_sums_with_a_table_that_has_a_row_of_the_next_state(size: int) -> None:
+    """The loop that writes the row must not write the state as well, too early."""
+
+    def f(x: Any) -> Any:
+        def step(c: Any, v: Any) -> Any:
+            table = x[:2].copy()
+            table[0] = v
+            return v, hf.sum(table * c, axis=1)
+
+        return hf.scan(step, x[0] + 1, x)
+
+    compared(f, drawn(5, size, dtype="int32"))
+
+
 def test_results_are_used_afterwards() -> None:
     def f(x: Any) -> Any:
         last, rows = steps(STEPS["sums"])(x)

@@ -125,6 +125,8 @@ def _absorb(
             continue
         if not isinstance(statement, Let | Declare):
             return False
+        if reads(statement, other.changed, other.stored):
+            return False  # the second loop writes it only afterwards
         later.append(statement)
         changed.add(statement.var)
     moved = {s.var for s in later if isinstance(s, Let | Declare)}
