@@ -46,7 +46,7 @@ class Expansion:
     def __init__(self, extents: dict[Var, Expr] | None = None) -> None:
         self.extents = extents
         self.values: dict[Var, Expr] = {}
-        self.accumulators: set[Var] = set()
+        self.accumulators: dict[Var, None] = {}  # in order
         self.statements: list[Stmt] = []
 
     def of(self, body: Sequence[Stmt]) -> list[Stmt] | None:
@@ -60,7 +60,7 @@ class Expansion:
             case For():
                 return self._add_steps(statement)
             case Declare(var, value):
-                self.accumulators.add(var)
+                self.accumulators[var] = None
                 self._define(var, value)
             case Assign(var, value) if var in self.accumulators:
                 self._define(var, value)

@@ -123,10 +123,9 @@ def _absorb(
         if not reads(statement, changed, summary.stored):
             earlier.append(statement)
             continue
-        if not isinstance(statement, Let | Declare):
+        overtakes = reads(statement, other.changed, other.stored)
+        if overtakes or not isinstance(statement, Let | Declare):
             return False
-        if reads(statement, other.changed, other.stored):
-            return False  # the second loop writes it only afterwards
         later.append(statement)
         changed.add(statement.var)
     moved = {s.var for s in later if isinstance(s, Let | Declare)}
