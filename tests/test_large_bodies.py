@@ -7,12 +7,11 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from tests.test_gangs import target
+from tests.test_rows_in_registers import executed
 
 import hopflow as hf
 from hopflow import dtypes
 from hopflow.compiler.cpu.target import CpuTarget, host
-from hopflow.compiler.pipeline import Executable
-from hopflow.tensor import EagerTensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded")]
 
@@ -22,17 +21,6 @@ Array = np.ndarray[Any, Any]
 @pytest.fixture(params=["host", "avx2"])
 def cpu(request: pytest.FixtureRequest) -> CpuTarget:
     return target(request.param)
-
-
-def compiled(f: Callable[..., Any], *args: Array, cpu: CpuTarget | None = None) -> Any:
-    """Compare compiled results with those of plain Python. Return what compiled."""
-    executable = Executable(hf.trace(f, *args).graph, target=cpu)
-    found = executable([*map(EagerTensor, args)])
-    with hf.debug():
-        expected = hf.pytree.flatten(f(*map(hf.asarray, args)))[0]
-    for x, y in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(x.array, np.asarray(y))
-    return executable
 
 
 def drawn(*shape: int, dtype: str = "float32") -> Array:
@@ -55,7 +43,7 @@ def test_the_last_vector_of_a_large_body_overlaps_the_one_before(
     n: int, cpu: CpuTarget
 ) -> None:
     x = drawn(n, dtype="int64")
-    executable = compiled(long_body, x, x + 1, cpu=cpu)
+    executable = executed(long_body, x, x + 1, cpu=cpu)
     code = executable.llvm_ir
     products = len(re.findall(r" = mul <\d+ x i64>", code))
     assert products in (0, PRODUCTS)
@@ -70,7 +58,7 @@ def test_a_large_body_that_reads_what_it_writes(n: int, cpu: CpuTarget) -> None:
         step = lambda _, a: a.at[: y.shape[0]].set(long_body(a[: y.shape[0]], y))  # noqa: E731
         return hf.fori_loop(0, 2, step, x)
 
-    compiled(f, drawn(n + 2, dtype="int32"), drawn(n, dtype="int32"), cpu=cpu)
+    executed(f, drawn(n + 2, dtype="int32"), drawn(n, dtype="int32"), cpu=cpu)
 
 
 # --- sums -----------------------------------------------------------------------------
@@ -97,7 +85,7 @@ def test_sums_in_large_bodies_have_the_bits_of_all_sizes(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 40, 64, 100, 257])
 def test_sums_in_large_bodies(n: int, cpu: CpuTarget) -> None:
-    compiled(loss, drawn(n, 10), drawn(10), drawn(n), cpu=cpu)
+    executed(loss, drawn(n, 10), drawn(10), drawn(n), cpu=cpu)
 
 
 def test_vectors_of_a_large_body_with_a_sum_are_registers() -> None:
@@ -120,7 +108,7 @@ def test_columns_are_copied(dtype: str, n: int, cpu: CpuTarget) -> None:
         y[:, -1] = y[:, -2]
         return y
 
-    executable = compiled(f, drawn(n, 11, dtype=dtype), cpu=cpu)
+    executable = executed(f, drawn(n, 11, dtype=dtype), cpu=cpu)
     if dtype == "uint8":
         assert "insertelement <64 x i8>" not in executable.llvm_ir
 
@@ -131,7 +119,7 @@ def test_rows_that_steps_add_to(columns: int, cpu: CpuTarget) -> None:
         step = lambda c, v: (c + v[:, None] * v, None)  # noqa: E731
         return hf.scan(step, hf.zeros((columns, columns), dtype=x.dtype), x)[0]
 
-    text = compiled(f, drawn(4, columns, dtype="float64"), cpu=cpu).loop_ir
+    text = executed(f, drawn(4, columns, dtype="float64"), cpu=cpu).loop_ir
     width = cpu.vector_width(dtypes.float64)
     left = columns % width
     if columns > width:

@@ -46,15 +46,22 @@ def mixed(steps: int) -> Callable[..., Any]:
     return batched
 
 
-def compiled(f: Callable[..., Any], *args: Array, cpu: CpuTarget | None = None) -> str:
-    """Compare compiled results with those of plain Python. Return the Loop IR."""
+def executed(
+    f: Callable[..., Any], *args: Array, cpu: CpuTarget | None = None
+) -> Executable:
+    """Compare compiled results with those of plain Python. Return what compiled."""
     executable = Executable(hf.trace(f, *args).graph, target=cpu)
     found = executable([*map(EagerTensor, args)])
     with hf.debug():
         expected = hf.pytree.flatten(f(*map(hf.asarray, args)))[0]
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_array_equal(x.array, np.asarray(y))
-    return executable.loop_ir
+    return executable
+
+
+def compiled(f: Callable[..., Any], *args: Array, cpu: CpuTarget | None = None) -> str:
+    """Return the Loop IR of a function, after `executed`."""
+    return executed(f, *args, cpu=cpu).loop_ir
 
 
 DTYPES: Final = ("float64", "float32", "float16", "int64", "int32", "uint8")

@@ -37,7 +37,7 @@ last vector overlaps the one before, or all are masked, which costs little in su
 body."""
 FEW: Final = 2
 """Iterations that remain of a large body run one by one, if there are so many times as
-many vectors: they take an eighth of the time of a vector, or less."""
+many whole vectors: then they take a small part of the time."""
 
 
 def suits(s: For) -> bool:

@@ -138,9 +138,9 @@ def _taken(
 
 def _sought(check: Check) -> Check:
     """Return a check of which it is known that it fails in some step."""
-    return (
-        check if check.passed else replace(check, passed=e.const(False, dtypes.bool_))
-    )
+    if check.passed is not None:
+        return check
+    return replace(check, passed=e.const(False, dtypes.bool_))
 
 
 def _guarded(checks: Sequence[Check]) -> list[Check] | None:

@@ -3,10 +3,9 @@
     y[step, i] = a                           let y_0 = a
     s[i] = y[step, i] * 2.0          ->      y[step, i] = y_0
     s[i] = s[i] + 1.0                        let s_1 = y_0 * 2.0
-                                             let s_2 = s_1 + 1.0
-                                             s[i] = s_2
+                                             s[i] = s_1 + 1.0
 
-Stores are dead if the element is stored again before anything reads its buffer.
+A store is dead if its element is stored again, and nothing may load it in between.
 """
 
 from collections.abc import Callable, Sequence
