@@ -448,7 +448,7 @@ def _far_as_near() -> Patches:
 
 
 def _without_axis() -> Patches:
-    right = row_steps._key
+    right = row_steps.key_of
 
     def key(buffer: Buffer, at: Any, row: LoopVar) -> Any:
         """Take two columns for one."""
@@ -457,7 +457,7 @@ def _without_axis() -> Patches:
             return None
         return buffer, tuple([None if i is None else i // 2 * 2 for i in found[1]])
 
-    return [(row_steps, "_key", key)]
+    return [(row_steps, "key_of", key)]
 
 
 def _assigned_in_turn() -> Patches:

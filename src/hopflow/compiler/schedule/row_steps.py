@@ -51,9 +51,9 @@ LARGEST: Final = 2048
 TRIPS: Final = 8
 """Steps of a loop, if only the run knows their number."""
 
-_Key: TypeAlias = tuple[Buffer, tuple[int | None, ...]]
+Key: TypeAlias = tuple[Buffer, tuple[int | None, ...]]
 """An element of a row: its buffer, and its index; None stands for that of the row."""
-_Simple: TypeAlias = Let | Store | Assign
+Simple: TypeAlias = Let | Store | Assign
 
 
 class RowSteps(NamedTuple):
@@ -151,7 +151,7 @@ def steps_of_a_row(steps: For, named: Counter[Buffer]) -> RowSteps | None:
     if iteration is None:
         return None
     rows, body = iteration.rows, iteration.body
-    temporary = _temporary(steps, body, rows.var, named)
+    temporary = temporaries(steps, body, rows.var, named)
     copies = _exchanged(iteration, temporary)
     if copies is None:
         return None
@@ -175,9 +175,10 @@ def steps_of_a_row(steps: For, named: Counter[Buffer]) -> RowSteps | None:
     after = {
         key: Store(s.buffer, s.indices, e.read(kept[key]))
         for s in body
-        if isinstance(s, Store) and (key := _key(s.buffer, s.indices, rows.var)) in kept
+        if isinstance(s, Store)
+        and (key := key_of(s.buffer, s.indices, rows.var)) in kept
     }
-    new = [*_on_variables(body, rows.var, kept, temporary)]
+    new = [*on_variables(body, rows.var, rows.var.name, kept, temporary)]
     return RowSteps(
         steps,
         rows,
@@ -221,7 +222,7 @@ class _Iteration(NamedTuple):
     """
 
     rows: For
-    body: list[_Simple]
+    body: list[Simple]
     shared: dict[Var, Var]
     exchanged: list[Swap]
     cost: float
@@ -276,15 +277,15 @@ def _iteration(steps: For) -> _Iteration | None:
             return None
         if exchanged or not body or expansion.of(body) is None:
             return None
-    found = [s for s in expansion.statements if isinstance(s, _Simple)]
+    found = [s for s in expansion.statements if isinstance(s, Simple)]
     is_simple = len(found) == len(expansion.statements)
     if not is_simple or body_size(found) > LARGEST:
         return None
 
     def is_kept(buffer: Buffer, at: Index) -> bool:
-        return _key(buffer, at, rows.var) is not None  # a variable: see `_elements`
+        return key_of(buffer, at, rows.var) is not None  # a variable: see `_elements`
 
-    simple: list[_Simple] = forwarded(found, rows.var.name, is_kept)
+    simple: list[Simple] = forwarded(found, rows.var.name, is_kept)
     return _Iteration(rows, simple, shared, exchanged, cost)
 
 
@@ -352,20 +353,20 @@ def _steps(body: Sequence[Stmt]) -> int:
     return most
 
 
-def _temporary(
-    steps: For, body: Sequence[_Simple], row: Var, named: Counter[Buffer]
+def temporaries(
+    steps: For, body: Sequence[Simple], row: Var | None, named: Counter[Buffer]
 ) -> set[Buffer]:
     """Return the buffers that only these steps name, and of which each step stores
     every element before it loads it."""
-    inside, stored = uses(steps.body), set[_Key | None]()
+    inside, stored = uses(steps.body), set[Key | None]()
     found = {b for b, n in inside.items() if b.space == "arena" and named[b] == n}
     for s in body:
         for node in loaded(s):
-            key = _key(node.attr, e.index_of(node), row)
+            key = key_of(node.attr, e.index_of(node), row)
             if key not in stored or e.condition_of(node) is not None:
                 found.discard(node.attr)
         if isinstance(s, Store):
-            key = _key(s.buffer, s.indices, row)
+            key = key_of(s.buffer, s.indices, row)
             stored.add(key)
             if key is None:
                 found.discard(s.buffer)
@@ -374,7 +375,7 @@ def _temporary(
 
 def _exchanged(
     iteration: _Iteration, temporary: Collection[Buffer]
-) -> list[_Simple] | None:
+) -> list[Simple] | None:
     """Return what assigns elements in place of the exchanges of memory; None: there are
     many elements, or some are not known.
 
@@ -391,11 +392,11 @@ def _exchanged(
     for swap in iteration.exchanged:
         content[swap.a], content[swap.b] = content[swap.b], content[swap.a]
     stored = {
-        _key(s.buffer, s.indices, iteration.rows.var)
+        key_of(s.buffer, s.indices, iteration.rows.var)
         for s in iteration.body
         if isinstance(s, Store)
     }
-    reads, writes = list[_Simple](), list[_Simple]()
+    reads, writes = list[Simple](), list[Simple]()
     for target, source in content.items():
         if target is source or target in temporary:
             continue
@@ -403,7 +404,7 @@ def _exchanged(
         if not copies:
             return None
         for number, s in enumerate(copies):
-            key = _key(source, s.indices, iteration.rows.var)
+            key = key_of(source, s.indices, iteration.rows.var)
             if source in temporary and key not in stored:
                 return None
             name = f"{target.name}_{iteration.rows.var.name}_next{number}"
@@ -416,13 +417,13 @@ def _exchanged(
 # --- elements -------------------------------------------------------------------------
 
 
-def _elements(body: Sequence[_Simple], row: Var) -> dict[_Key, Expr]:
+def _elements(body: Sequence[Simple], row: Var) -> dict[Key, Expr]:
     """Return the elements of a row, each with its load, of the buffers that a body
     stores; none if it accesses others of them, too, except to write results."""
     read = {node.attr for s in body for node in loaded(s)}
     stored = {s.buffer for s in body if isinstance(s, Store)}
     results = {b for b in stored - read if _has_results(b, body, row)}
-    elements: dict[_Key, Expr] = {}
+    elements: dict[Key, Expr] = {}
     axes: dict[Buffer, int] = {}
     for s in body:
         for node in loaded(s):
@@ -431,7 +432,7 @@ def _elements(body: Sequence[_Simple], row: Var) -> dict[_Key, Expr]:
         for buffer, at in accessed(s):
             if buffer not in stored or buffer in results:
                 continue
-            key = _key(buffer, at, row)
+            key = key_of(buffer, at, row)
             if key is None:
                 return {}
             axis = key[1].index(None)
@@ -441,11 +442,11 @@ def _elements(body: Sequence[_Simple], row: Var) -> dict[_Key, Expr]:
     return elements
 
 
-def _has_results(buffer: Buffer, body: Sequence[_Simple], row: Var) -> bool:
+def _has_results(buffer: Buffer, body: Sequence[Simple], row: Var) -> bool:
     """Return whether each step stores elements of its own, in a part of a buffer that
     belongs to the row."""
     indices = [s.indices for s in body if isinstance(s, Store) and s.buffer is buffer]
-    is_fixed = all(_key(buffer, at, row) for at in indices)
+    is_fixed = all(key_of(buffer, at, row) for at in indices)
     return (
         bool(set.intersection(*[axes_of(row, at) for at in indices])) and not is_fixed
     )
@@ -456,16 +457,16 @@ def axes_of(row: Var, at: Index) -> set[int]:
     return {axis for axis, i in enumerate(at) if i.op == "var" and i.attr is row}
 
 
-def _key(buffer: Buffer, at: Index, row: Var) -> _Key | None:
-    """Return the element of a row at an index; None: it is not that row's alone, or not
-    always the same one."""
+def key_of(buffer: Buffer, at: Index, row: Var | None) -> Key | None:
+    """Return the element of a row at an index; without a row, of the whole array. None:
+    it is not that row's alone, or not always the same one."""
     index = tuple([int(i.attr) if i.is_const else None for i in at])
-    others = [i for i in at if not i.is_const]
-    is_of_row = len(others) == 1 and others[0].op == "var" and others[0].attr is row
-    return (buffer, index) if is_of_row else None
+    variables = [i.attr if i.op == "var" else None for i in at if not i.is_const]
+    is_known = variables == ([] if row is None else [row])
+    return (buffer, index) if is_known else None
 
 
-def _lies_apart(key: _Key) -> bool:
+def _lies_apart(key: Key) -> bool:
     """Return whether an element of a row does not lie beside that of the next one."""
     buffer, at = key
     return any(
@@ -473,28 +474,29 @@ def _lies_apart(key: _Key) -> bool:
     )
 
 
-def _on_variables(
-    body: Sequence[_Simple],
-    row: Var,
-    kept: Mapping[_Key, Var],
+def on_variables(
+    body: Sequence[Simple],
+    row: Var | None,
+    name: str,
+    kept: Mapping[Key, Var],
     temporary: Collection[Buffer],
 ) -> Iterator[Stmt]:
     """Yield the statements of an iteration with variables in place of elements; each
-    store of a temporary one has a variable of its own."""
+    store of a temporary one has a variable of its own, with `name` in its name."""
     latest = dict(kept)
 
     def variable(node: Expr) -> Expr | None:
-        key = _key(node.attr, e.index_of(node), row) if node.op == "load" else None
+        key = key_of(node.attr, e.index_of(node), row) if node.op == "load" else None
         var = None if key is None else latest.get(key)
         return None if var is None else e.read(var)
 
     for number, s in enumerate(body):
         replace(s, variable)
-        key = _key(s.buffer, s.indices, row) if isinstance(s, Store) else None
+        key = key_of(s.buffer, s.indices, row) if isinstance(s, Store) else None
         if key is None or not isinstance(s, Store):
             yield s
         elif key[0] in temporary:
-            latest[key] = Var(f"{key[0].name}_{row.name}_{number}", s.value.dtype)
+            latest[key] = Var(f"{key[0].name}_{name}_{number}", s.value.dtype)
             yield Let(latest[key], s.value)
         elif key in kept:
             yield Assign(kept[key], s.value)

@@ -15,15 +15,22 @@ a load only if the load is a part of it, which vectors of what was stored elemen
 element, or of other elements, are not. The loops over elements are written out.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.compiler.schedule.copies import copied, substituted
 from hopflow.compiler.schedule.expansion import Expansion
 from hopflow.compiler.schedule.forwarding import forwarded
+from hopflow.compiler.schedule.row_steps import (
+    Key,
+    Simple,
+    key_of,
+    on_variables,
+    temporaries,
+)
 from hopflow.compiler.target import Target
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
@@ -44,7 +51,6 @@ from hopflow.loop_ir.walk import (
     is_order_free,
     loaded,
     nodes,
-    replace,
     uses,
 )
 
@@ -59,8 +65,6 @@ WAIT: Final = 24
 before has stored."""
 AT_ONCE: Final = 2
 """Operations on numbers that a processor begins at once."""
-
-_Key: TypeAlias = tuple[Buffer, tuple[int, ...]]
 
 
 def short_states(program: Program, target: Target) -> None:
@@ -96,31 +100,29 @@ def _in_variables(steps: Stmt, program: Program) -> list[Stmt] | None:
     carried = _carried(access for access in accesses if access.buffer in state)
     if not carried or len(carried) > MOST:
         return None
+    name = steps.var.name
     kept = {
-        key: Var(f"{steps.var.name}_kept{number}", key[0].dtype)
+        key: Var(f"{name}_kept{number}", key[0].dtype)
         for number, key in enumerate(carried)
     }
-    inside, named = uses([steps]), uses(program.body)
-    temporary = {
-        b
-        for b in state
-        if b.space == "arena"
-        and inside[b] == named[b]
-        and not any(key[0] is b for key in kept)
-    }
-    step = forwarded(step, steps.var.name, lambda b, at: _key(b, at) in kept)
-    written = {
-        key for s in step if isinstance(s, Store) and (key := _key(s.buffer, s.indices))
-    }
-    steps.body = [t for s in step if (t := _on_variables(s, kept, temporary))]
+    temporary = temporaries(steps, step, None, uses(program.body))
+
+    def is_variable(buffer: Buffer, at: Index) -> bool:
+        return buffer in temporary or key_of(buffer, at, None) in kept
+
+    step = forwarded(step, name, is_variable)
+    written = {key_of(s.buffer, s.indices, None) for s in step if isinstance(s, Store)}
+    steps.body = [*on_variables(step, None, name, kept, temporary)]
     program.arena = [b for b in program.arena if b not in temporary]
-    before = [Declare(var, _element(key)) for key, var in kept.items()]
-    after = [
-        Store(key[0], e.index_of(_element(key)), e.read(var))
-        for key, var in kept.items()
-        if key in written
+    return [
+        *(Declare(var, _element(key)) for key, var in kept.items()),
+        steps,
+        *(
+            Store(key[0], e.index_of(_element(key)), e.read(var))
+            for key, var in kept.items()
+            if key in written
+        ),
     ]
-    return [*before, steps, *after]
 
 
 def _is_short(loop: For) -> bool:
@@ -131,7 +133,7 @@ def _is_short(loop: For) -> bool:
     return all(map(_is_short, inner))
 
 
-def _written_out(steps: For) -> list[Stmt] | None:
+def _written_out(steps: For) -> list[Simple] | None:
     """Return what a step does as straight-line code; None: it is long, or something
     else."""
     if sum(map(_length, steps.body)) > LARGEST:
@@ -148,9 +150,8 @@ def _written_out(steps: For) -> list[Stmt] | None:
             expansion.statements.append(Assign(s.var, value))
         elif not all(map(expansion.add, _with_sums(s))):
             return None
-    found = expansion.statements
-    is_straight = all(isinstance(s, Let | Store | Assign) for s in found)
-    return found if is_straight else None
+    found = [s for s in expansion.statements if isinstance(s, Simple)]
+    return found if len(found) == len(expansion.statements) else None
 
 
 def _with_sums(s: Stmt) -> list[Stmt]:
@@ -236,23 +237,16 @@ def _vectors(s: Stmt) -> float:
 # --- elements -------------------------------------------------------------------------
 
 
-def _key(buffer: Buffer, at: Index) -> _Key | None:
-    """Return which element an index is of, if it is always the same one."""
-    if not all(i.is_const for i in at):
-        return None
-    return buffer, tuple([int(i.attr) for i in at])
-
-
-def _element(key: _Key) -> Expr:
+def _element(key: Key) -> Expr:
     buffer, at = key
-    return e.load(buffer, tuple(map(e.index, at)))
+    return e.load(buffer, tuple([e.index(i) for i in at if i is not None]))
 
 
 class _Access(NamedTuple):
     """An access of an element, which is always the same one, or `key` is None."""
 
     buffer: Buffer
-    key: _Key | None
+    key: Key | None
     is_store: bool = False
 
 
@@ -260,16 +254,16 @@ def _accesses(s: Stmt) -> Iterator[_Access]:
     """Yield the accesses of a statement, in their order."""
     for node in loaded(s):
         is_known = e.condition_of(node) is None
-        key = _key(node.attr, e.index_of(node)) if is_known else None
+        key = key_of(node.attr, e.index_of(node), None) if is_known else None
         yield _Access(node.attr, key)
     if isinstance(s, Store):
-        yield _Access(s.buffer, _key(s.buffer, s.indices), is_store=True)
+        yield _Access(s.buffer, key_of(s.buffer, s.indices, None), is_store=True)
 
 
-def _carried(accesses: Iterable[_Access]) -> dict[_Key, None]:
+def _carried(accesses: Iterable[_Access]) -> dict[Key, None]:
     """Return the elements that a step reads before it stores them."""
-    carried: dict[_Key, None] = {}
-    stored: set[_Key] = set()
+    carried: dict[Key, None] = {}
+    stored: set[Key] = set()
     for _, key, is_store in accesses:
         assert key is not None
         if is_store:
@@ -277,24 +271,3 @@ def _carried(accesses: Iterable[_Access]) -> dict[_Key, None]:
         elif key not in stored:
             carried[key] = None
     return carried
-
-
-def _on_variables(
-    s: Stmt, kept: Mapping[_Key, Var], temporary: Collection[Buffer]
-) -> Stmt | None:
-    """Return a statement with variables in place of elements; None: it stores what
-    nothing reads any more."""
-
-    def variable(node: Expr) -> Expr | None:
-        key = _key(node.attr, e.index_of(node)) if node.op == "load" else None
-        var = None if key is None else kept.get(key)
-        return None if var is None else e.read(var)
-
-    replace(s, variable)
-    if isinstance(s, Store):
-        if s.buffer in temporary:
-            return None
-        key = _key(s.buffer, s.indices)
-        if key is not None and key in kept:
-            return Assign(kept[key], s.value)
-    return s
