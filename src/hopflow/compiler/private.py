@@ -18,6 +18,8 @@ def private_buffers(body: Sequence[Stmt]) -> dict[For, list[Buffer]]:
     loops = [s for s in walk.statements(body) if isinstance(s, For)]
     threaded = [s for s in loops if s.binding.kind == "threads"]
     uses = walk.uses(body if threaded else ())
+    if not any(b.space == "arena" for b in uses):
+        return {s: [] for s in threaded}
     return {s: private_to(Summary.of(s), uses) for s in threaded}
 
 

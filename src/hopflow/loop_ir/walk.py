@@ -39,8 +39,13 @@ from hopflow.symbolic.scalars import terms_of
 
 def nodes(*roots: Expr) -> list[Expr]:
     """Return every node of `roots` once, in topological order: operands first."""
-    if len(roots) == 1 and not roots[0].args:
-        return [*roots]
+    if len(roots) == 1:  # mostly a leaf, or one operation
+        [root] = roots
+        for operand in root.args:
+            if operand.args:
+                break
+        else:
+            return [*dict.fromkeys(root.args), root]
     order: dict[Expr, None] = {}
     for root in roots:
         if not root.args:

@@ -19,7 +19,7 @@ from hopflow.autograd import preaccumulation, region_vjp, rule_cache, rules
 from hopflow.batching import graphs
 from hopflow.batching import operators as batched_operators
 from hopflow.compiler import entry_sizes, pipeline
-from hopflow.compiler.cpu import gang, interleaving, lanes, vector
+from hopflow.compiler.cpu import gang, interleaving, lanes, transposition, vector
 from hopflow.compiler.cpu.interleaving import Groups, Member
 from hopflow.compiler.cpu.vector import VectorLoop
 from hopflow.compiler.interface import Interface
@@ -355,6 +355,18 @@ def _lost_part() -> Patches:
 def _columns_for_rows() -> Patches:
     right = interleaving.transposed
     return [(lanes, "transposed", lambda *args: right(*args)[::-1])]
+
+
+def _lost_row_of_a_block() -> Patches:
+    right = transposition.transpose
+
+    def transpose(f: Any, dtype: Any, size: int, *rest: Any) -> None:
+        """Transpose all rows of a block but the last one."""
+        source, target, rows = rest
+        fewer = f.emit(f"call i64 @llvm.smin.i64(i64 {rows}, i64 {size - 1})")
+        right(f, dtype, size, source, target, fewer)
+
+    return [(vector, "transpose", transpose)]
 
 
 def _other_end() -> Patches:
@@ -884,6 +896,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ["jit"],
         kind="large",
         options={"weights": {"view": 12}},
+    ),
+    "lost row of a block": Mutant(
+        _lost_row_of_a_block,
+        ["jit"],
+        kind="large",
+        options={"dtypes": ["int8"], "weights": {"view": 12}},
     ),
     "last member first": Mutant(
         _other_end,

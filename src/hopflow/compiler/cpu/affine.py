@@ -26,6 +26,7 @@ class Affine:
         """
         self._var, self._lets, self._varying = var, lets, varying
         self._uniform: dict[Expr, bool] = {}
+        self._forms: dict[Expr, Form | None] = {}
 
     @classmethod
     def of_straight(cls, loop: For) -> Self:
@@ -70,6 +71,11 @@ class Affine:
 
     def of(self, expr: Expr) -> Form | None:
         """Return the linear form of an i64 expression, or None."""
+        if expr not in self._forms:
+            self._forms[expr] = self._form(expr)
+        return self._forms[expr]
+
+    def _form(self, expr: Expr) -> Form | None:
         if self.is_uniform(expr):
             return e.index(0), expr
         match expr.op:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from hopflow.compiler.cpu.blas import Wrapper
-from hopflow.compiler.cpu.interleaving import transposed
+from hopflow.compiler.cpu.interleaving import transpose_block
 from hopflow.compiler.cpu.target import HOT, CpuTarget
 from hopflow.compiler.llvm.module import Function, Module
 from hopflow.compiler.llvm.operations import broadcast
@@ -708,25 +708,16 @@ def _transposition(module: Module, tiles: _Tiles) -> str:
     name = f"transposition.{tiles.lane}"
     if module.has_function(name):
         return name
-    lane, width = tiles.lane, tiles.width
-    t, align = lanes(lane, width), f"align {tiles.size}"
     f = Function(
         module,
         f"internal void @{name}(ptr %from, i64 %step, ptr %to, i64 %row)",
         f"noinline {HOT}",
     )
-
-    def places(pointer: str, step: str) -> list[str]:
-        offsets = [f.emit(f"mul i64 {step}, {k}") for k in range(width)]
-        return [
-            f.emit(f"getelementptr {lane}, ptr {pointer}, i64 {offset}")
-            for offset in offsets
-        ]
-
-    rows = [f.emit(f"load {t}, ptr {p}, {align}") for p in places("%from", "%step")]
-    columns = transposed(f, rows, lane, width)
-    for place, column in zip(places("%to", "%row"), columns, strict=True):
-        f.do(f"store {t} {column}, ptr {place}, {align}")
+    source, target = (
+        (pointer, f.emit(f"mul i64 {distance}, {tiles.size}"))
+        for pointer, distance in (("%from", "%step"), ("%to", "%row"))
+    )
+    transpose_block(f, tiles.width, 8 * tiles.size, source, target)
     f.do("ret void")
     module.define(name, f.text)
     return name

@@ -28,6 +28,7 @@ from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.memory import Memory
 from hopflow.compiler.llvm.module import Function
+from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import lanes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index
@@ -38,6 +39,9 @@ MOST: Final = 16
 """The largest factor of a group: the elements of a matrix of 4 by 4."""
 PART_BITS: Final = 128
 """The bits of a part of a register within which most shuffles move elements."""
+FENCED_BITS: Final = 256
+"""From this size of vectors on LLVM must not combine the stages of a transposition. It
+tries to for a third of the time that it takes for them, and finds nothing better."""
 
 
 class Member(NamedTuple):
@@ -237,7 +241,7 @@ class Groups:
         *axes, last = at
         if not axes or not self._affine.is_uniform(last):
             return None
-        base, k = _without_constants(last)
+        base, k = without_constants(last)
         factor = min(self._width, self._target.lanes(buffer.dtype))
         form = self._affine.of(self._memory.linear(buffer, (*axes, base)))
         if form is None or (form[0].is_const and abs(form[0].attr) < 2):
@@ -302,7 +306,7 @@ def _follows(before: Store, after: Store) -> bool:
     return same(last, e.add(first, e.index(1)))
 
 
-def _without_constants(position: Expr) -> tuple[Expr, int]:
+def without_constants(position: Expr) -> tuple[Expr, int]:
     """Return a sum without the constants among its terms, and the sum of these.
 
     Unlike `base_and_constant`, it takes the constants of `n - 1 - i`, too. Without them
@@ -311,12 +315,12 @@ def _without_constants(position: Expr) -> tuple[Expr, int]:
     if position.is_const:
         return e.index(0), position.attr
     if position.op in ("add", "sub"):
-        (x, k), (y, m) = map(_without_constants, position.args)
+        (x, k), (y, m) = map(without_constants, position.args)
         if position.op == "add":
             return e.add(x, y), k + m
         return e.sub(x, y), k - m
     if position.op == "mul" and position.args[1].is_const:
-        x, k = _without_constants(position.args[0])
+        x, k = without_constants(position.args[0])
         return e.mul(x, position.args[1]), k * position.args[1].attr
     return position, 0
 
@@ -415,7 +419,62 @@ def transposed(
                 vectors[k + second * step] = f.emit(
                     f"shufflevector {pair}, <{width} x i32> <{mask}>"
                 )
+        if columns >= 4 and width * _bits(scalar) >= FENCED_BITS:
+            vectors = [_fenced(f, x, scalar, width) for x in vectors]
     return vectors
+
+
+def _fenced(f: Function, vector: str, scalar: str, width: int) -> str:
+    """Return a vector, which LLVM takes for another one. No instruction does this."""
+    t, bits = lanes(scalar, width), width * _bits(scalar)
+    floats = lanes("float", bits // 32)
+    name = f"llvm.arithmetic.fence.v{bits // 32}f32"
+    f.module.declare(f"{floats} @{name}({floats})")
+    same = vector if t == floats else f.emit(f"bitcast {t} {vector} to {floats}")
+    other = f.emit(f"call {floats} @{name}({floats} {same})")
+    return other if t == floats else f.emit(f"bitcast {floats} {other} to {t}")
+
+
+Place: TypeAlias = tuple[str, str]
+"""The address of the first row of a block, and the distance between rows in bytes."""
+
+
+def transpose_block(
+    f: Function, size: int, bits: int, source: Place, target: Place, rows: str = ""
+) -> None:
+    """Emit the transposition of a block.
+
+    Args:
+        size: The number of rows and of columns.
+        bits: The size of an element.
+        source: Where the rows are.
+        target: Where the columns are written.
+        rows: The number of rows that there are, one at least; empty: all.
+    """
+    scalar, vector, flags = f"i{bits}", lanes(f"i{bits}", size), lanes("i1", size)
+    align, (address, step) = f"align {bits // 8}", source
+    loaded = list[str]()
+    for k in range(size):
+        loaded.append(f.emit(f"load {vector}, ptr {address}, {align}"))
+        distance = step
+        if rows:  # the last row again, where there is none
+            is_there = f.emit(f"icmp ult i64 {k + 1}, {rows}")
+            distance = f.emit(f"select i1 {is_there}, i64 {step}, i64 0")
+        address = f.emit(f"getelementptr i8, ptr {address}, i64 {distance}")
+    store, mask = f"llvm.masked.store.v{size}{scalar}.p0", ""
+    if rows:
+        f.module.declare(f"void @{store}({vector}, ptr, {flags})")
+        count = broadcast(f, rows, "i64", size)
+        numbers = ", ".join(f"i64 {k}" for k in range(size))
+        mask = f.emit(f"icmp ugt {lanes('i64', size)} {count}, <{numbers}>")
+    address, step = target
+    for column in transposed(f, loaded, scalar, size):
+        if rows:
+            arguments = f"{vector} {column}, ptr {align} {address}, {flags} {mask}"
+            f.do(f"call void @{store}({arguments})")
+        else:
+            f.do(f"store {vector} {column}, ptr {address}, {align}")
+        address = f.emit(f"getelementptr i8, ptr {address}, i64 {step}")
 
 
 _Order: TypeAlias = Callable[[int, int], tuple[int, int]]

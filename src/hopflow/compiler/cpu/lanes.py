@@ -173,7 +173,7 @@ class Lanes(Evaluator):
     def load(self, buffer: Buffer, at: Index, condition: Expr | None) -> str:
         form = self.loop.affine.of(self.memory.linear(buffer, at))
         if form is None:
-            return self._gather(buffer, self._distances(buffer, at), condition)
+            return self._gather(buffer, self._addresses(buffer, at), condition)
         coefficient, offset = form
         if coefficient.is_const and coefficient.attr in (1, -1):
             is_reversed = coefficient.attr < 0
@@ -190,9 +190,7 @@ class Lanes(Evaluator):
                 return self._load_member(member)
         if condition is None and not self.mask and not self.loop.has_gather(buffer):
             return self._load_each(buffer, self._each_strided(buffer, *form))
-        return self._gather(
-            buffer, self._strided(buffer, coefficient, offset), condition
-        )
+        return self._gather(buffer, self._strided(buffer, *form), condition)
 
     def _active(self, condition: Expr | None) -> str:
         """Return the lanes that have an iteration and satisfy the condition of a read.
@@ -212,7 +210,7 @@ class Lanes(Evaluator):
         form = self.loop.affine.of(self.memory.linear(buffer, at))
         bits = to_memory(self.f, value, buffer.dtype, self.width)
         if form is None:
-            self._scatter(buffer, self._distances(buffer, at), bits)
+            self._scatter(buffer, self._addresses(buffer, at), bits)
         elif form[0].is_const and form[0].attr in (1, -1):
             self._store_run(buffer, form[1], form[0].attr < 0, bits)
         elif self.mask or self.loop.has_gather(buffer):
@@ -490,7 +488,13 @@ class Lanes(Evaluator):
     # --- strided and other accesses
 
     def _strided(self, buffer: Buffer, coefficient: Expr, offset: Expr) -> str:
-        """Return the distances `coefficient * variable + offset`."""
+        """Return the addresses of elements `coefficient * variable + offset`.
+
+        The distances from the first one are a constant, if the coefficient is: accesses
+        share its register, and differ in the scalar address that each adds to it.
+        """
+        if coefficient.is_const and abs(coefficient.attr) * self.width < 1 << 31:
+            return self._from_first(buffer, coefficient.attr, offset)
         t = lanes("i64", self.width)
         step = self.loop.uniform_lanes(coefficient)
         base = self.loop.uniform_lanes(offset)
@@ -499,7 +503,21 @@ class Lanes(Evaluator):
         if self._is_narrow(buffer):
             narrow = lanes("i32", self.width)
             distances = self.f.emit(f"trunc {t} {distances} to {narrow}")
-        return distances
+        return self._at(buffer, distances)
+
+    def _from_first(self, buffer: Buffer, step: int, offset: Expr) -> str:
+        """Return addresses that are `step` elements apart."""
+        base, constant = base_and_constant(offset)
+        element, first = memory_type(buffer.dtype), self.loop.row(buffer, base)
+        if self.position != "0":
+            distance = self.f.emit(f"mul i64 {self.position}, {step}")
+            first = self.f.emit(f"getelementptr {element}, ptr {first}, i64 {distance}")
+        if constant:
+            first = self.f.emit(f"getelementptr {element}, ptr {first}, i64 {constant}")
+        scalar = "i32" if self._is_wide() else "i64"
+        distances = ", ".join(f"{scalar} {step * k}" for k in range(self.width))
+        t = lanes(scalar, self.width)
+        return self.f.emit(f"getelementptr {element}, ptr {first}, {t} <{distances}>")
 
     def _each_strided(
         self, buffer: Buffer, coefficient: Expr, offset: Expr
@@ -514,29 +532,32 @@ class Lanes(Evaluator):
             distance = step
         return addresses
 
-    def _distances(self, buffer: Buffer, at: Index) -> str:
+    def _addresses(self, buffer: Buffer, at: Index) -> str:
+        """Return the addresses of elements at any index."""
         distances = self.memory.linear(buffer, at)
         if self._is_narrow(buffer):
             distances = narrowed(distances, self.loop.affine.is_uniform)
-        return self.value(distances)
+        return self._at(buffer, self.value(distances))
 
     def _is_narrow(self, buffer: Buffer) -> bool:
         """Return whether one register of 32-bit distances has all lanes, and is one
         gather."""
-        target = self.loop.emitter.unit.target
-        is_wide = self.width * 64 > target.register_bits
-        return is_wide and self.loop.has_gather(buffer) and is_small(buffer)
+        return self._is_wide() and self.loop.has_gather(buffer) and is_small(buffer)
 
-    def _addresses(self, buffer: Buffer, distances: str) -> str:
+    def _is_wide(self) -> bool:
+        """Return whether distances of 64 bits take several registers."""
+        return self.width * 64 > self.loop.emitter.unit.target.register_bits
+
+    def _at(self, buffer: Buffer, distances: str) -> str:
         element = memory_type(buffer.dtype)
         pointer = self.loop.row(buffer, e.index(0))
         t = lanes("i32" if self._is_narrow(buffer) else "i64", self.width)
         return self.f.emit(f"getelementptr {element}, ptr {pointer}, {t} {distances}")
 
-    def _gather(self, buffer: Buffer, distances: str, condition: Expr | None) -> str:
+    def _gather(self, buffer: Buffer, addresses: str, condition: Expr | None) -> str:
         stored, w = memory_type(buffer.dtype, self.width), self.width
         note, _ = self.memory.notes(buffer)
-        addresses, active = self._addresses(buffer, distances), self._active(condition)
+        active = self._active(condition)
         if self.loop.has_gather(buffer):
             pointers = lanes("ptr", w)
             name = self._masked_name(
@@ -577,10 +598,9 @@ class Lanes(Evaluator):
             for lane in range(self.width)
         ]
 
-    def _scatter(self, buffer: Buffer, distances: str, bits: str) -> None:
+    def _scatter(self, buffer: Buffer, addresses: str, bits: str) -> None:
         stored, w = memory_type(buffer.dtype, self.width), self.width
         _, note = self.memory.notes(buffer)
-        addresses = self._addresses(buffer, distances)
         if self.mask or self.loop.has_gather(buffer):
             pointers = lanes("ptr", w)
             name = self._masked_name(

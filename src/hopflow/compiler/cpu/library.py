@@ -5,7 +5,7 @@ Each is compiled when a program first needs it, once in a process, and stays.
 """
 
 from hopflow import dtypes
-from hopflow.compiler.cpu import blas, gemm, lapack, products, sort
+from hopflow.compiler.cpu import blas, gemm, lapack, products, sort, transposition
 from hopflow.compiler.cpu.jit import (
     Linked,
     always_linked,
@@ -21,8 +21,9 @@ from hopflow.loop_ir.routines import ROUTINES
 
 
 def address(name: str, target: CpuTarget) -> int:
-    """Return the address of `hf_<routine>_<dtype>`, of `hf_far_<function>_<dtype>`, or
-    of a function that divides products of matrices (`products.SHARED`)."""
+    """Return the address of `hf_<routine>_<dtype>`, of `hf_far_<function>_<dtype>`, of
+    `hf_transpose_<rows>_<dtype>`, or of a function that divides products of matrices
+    (`products.SHARED`)."""
     return _compiled(name, target)[name]
 
 
@@ -45,6 +46,10 @@ def define(module: Module, name: str, target: CpuTarget) -> None:
         products.define(module, name)
         return
     routine, _, short = name.removeprefix("hf_").rpartition("_")
+    if routine.startswith("transpose_"):
+        size, bits = int(routine.removeprefix("transpose_")), int(short[1:])
+        transposition.define(module, name, size, bits)
+        return
     dtype = dtypes.as_dtype(short)
     if routine.startswith("far_"):
         expressions.define_far(module, name, routine.removeprefix("far_"), dtype)

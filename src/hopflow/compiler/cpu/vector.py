@@ -16,14 +16,21 @@ from hopflow.compiler.cpu.affine import Affine, Form
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.interleaving import Group, Groups, Member, part
 from hopflow.compiler.cpu.lanes import LaneLoop, Lanes
+from hopflow.compiler.cpu.transposition import (
+    Block,
+    Transposition,
+    transpose,
+    transposition,
+)
 from hopflow.compiler.llvm import operations
 from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import (
     lanes,
+    memory_type,
     register_type,
     splat,
 )
-from hopflow.dtypes import bool_
+from hopflow.dtypes import bool_, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import Accumulate, Assign, Declare, For, Let, Stmt, Store
@@ -161,7 +168,10 @@ class VectorLoop(LaneLoop):
                 self._clear_accumulators()
             f.branch(f"main.{name}")
             f.start(f"main.{name}")
-            if self._is_by_element():
+            copied = transposition(self.s.body, self)
+            if copied is not None:
+                self._transpose(copied, stop)
+            elif self._is_by_element():
                 self._one_by_one("0", stop, extent)
             elif self._is_large() and self._has_rest() and self._may_repeat():
                 self._overlapping(stop)
@@ -268,6 +278,30 @@ class VectorLoop(LaneLoop):
             self._run(position, self.mask(position, stop))
 
         self._all(self.emitter.loop, iteration)
+
+    def _transpose(self, whole: Transposition, stop: str) -> None:
+        """Emit all iterations as blocks that a function transposes."""
+        f, self.width = self.emitter.f, whole.size
+
+        def place(block: Block, position: str) -> tuple[str, str]:
+            start, element = self.row(block.buffer, block.first), block.buffer.dtype
+            distance = f.emit(f"mul i64 {position}, {self.uniform(block.lane)}")
+            address = f.emit(
+                f"getelementptr {memory_type(element)}, ptr {start}, i64 {distance}"
+            )
+            return address, self.uniform(e.mul(block.step, e.index(element.itemsize)))
+
+        def iteration(position: str) -> None:
+            before = f.size + f.work
+            left = f.emit(f"sub i64 {stop}, {position}")
+            count = operations.operation(f, "min", int64, 1, [left, str(whole.size)])
+            source = place(whole.source, position)
+            target = place(whole.target, position)
+            dtype = whole.source.buffer.dtype
+            transpose(f, dtype, whole.size, source, target, count)
+            self.emitter.cost.fixed += f.size + f.work - before
+
+        self._all(self.emitter.unpolled_loop, iteration)
 
     def _overlapping(self, stop: str) -> None:
         """Emit all iterations as whole vectors, the last of which overlaps the one

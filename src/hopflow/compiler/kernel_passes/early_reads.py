@@ -30,12 +30,15 @@ from hopflow.compiler.kernel_program.rewriting import all_blocks, values_read
 def early_reads(program: KernelProgram, _context: Context) -> None:
     """Edit a program in place; functions that it calls are programs of their own."""
     for block in all_blocks(program.block):
+        updates = [q for q in block.equations if isinstance(q.definition, Scatter)]
+        if not updates:
+            continue
         readers = Counter(v for q in block.equations for v in values_read(q))
-        for equation in [*block.equations]:
-            if isinstance(equation.definition, Scatter):
-                base = equation.definition.base
-                if isinstance(base, Value) and readers[base] > 1:
-                    _move_reads(block, equation, base)
+        for equation in updates:
+            assert isinstance(equation.definition, Scatter)
+            base = equation.definition.base
+            if isinstance(base, Value) and readers[base] > 1:
+                _move_reads(block, equation, base)
 
 
 def _move_reads(block: Block, update: Equation, base: Value) -> None:

@@ -37,6 +37,8 @@ def unit_axes(program: KernelProgram, _context: Context) -> None:
 
 
 def _edit(block: Block) -> None:
+    if not any(isinstance(q.definition, Reduction) for q in block.equations):
+        return
     reads = Counter(block.results)
     for equation in block.equations:
         reads.update(values_read(equation).keys())

@@ -35,6 +35,7 @@ class Memory:
         self._pointers: dict[Buffer, str] = {}
         self._slots: dict[Buffer, str] = {}
         self._strides: dict[Buffer, tuple[Expr, ...]] = {}
+        self._distances: dict[tuple[Buffer, tuple[Expr, ...]], Expr] = {}
         self._load_notes: dict[Buffer, str] = {}
         self._store_notes: dict[Buffer, str] = {}
 
@@ -97,6 +98,13 @@ class Memory:
 
         `at` may index the leading axes only.
         """
+        key = buffer, tuple(at)
+        distance = self._distances.get(key)
+        if distance is None:
+            distance = self._distances[key] = self._distance(buffer, at)
+        return distance
+
+    def _distance(self, buffer: Buffer, at: Sequence[Expr]) -> Expr:
         strides = self.strides(buffer)
         if buffer.strides is None and any(position.op == "rem" for position in at):
             # Of a reshaped array, or in a coalesced loop: `x[i / n, i % n]` is at `i`.

@@ -74,7 +74,7 @@ def register_tiles(program: Program, target: Target) -> None:
         if len(nest) > 1 and _shares(nest[-1], nest[-2].var, ()):
             nest.pop()
         rows = nest[-1]
-        if not _may_be_tiled(rows):
+        if not any(isinstance(s, For) for s in rows.body) or not _may_be_tiled(rows):
             return None
         private = private_to(summaries.of(rows), uses())
         tiles = [s for s in rows.body if _is_tile(s, rows.var, private)]

@@ -98,6 +98,8 @@ def _changed(s: Stmt) -> Iterable[Buffer]:
 
 def write_to_target(program: Program) -> None:
     """Let what is copied to a result in the end be written there, in place."""
+    if not any(isinstance(s, Copy) for s in program.body):
+        return
     times = uses(program.body)
     later = {b for s in statements(program.body) for b in _placed(s)}
     names: dict[Buffer, Buffer] = {}

@@ -142,14 +142,17 @@ class Summaries:
 
 def _add(summary: Summary, statement: Stmt) -> None:
     """Add what a statement itself reads and writes, without the statements in it."""
-    summary.size += 1
+    size = 1
     for node in nodes(*expressions(statement)):
-        summary.size += weight(node)
-        if node.op == "var":
+        op = node.op
+        if op == "var":
             summary.read.add(node.attr)
-        elif node.op == "load":
+            continue
+        size += weight(node)
+        if op == "load":
             summary.at.append((node.attr, _rows(node.attr, e.index_of(node))))
             summary.uses[node.attr] += 1
+    summary.size += size
     for buffer in named(statement):
         summary.uses[buffer] += 1
     summary.is_ordered = summary.is_ordered or isinstance(statement, _ORDERED)

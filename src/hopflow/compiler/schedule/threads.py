@@ -178,7 +178,7 @@ def _suits(
         is_of_call(loop.extent, program) and _combines_in_blocks(loop, summary, inside)
     ):
         return False
-    return writes_rows(loop, private_to(summary, named()))
+    return _writes_rows(loop, summary, private_to(summary, named()))
 
 
 def _combines_in_blocks(loop: For, summary: Summary, inside: Sequence[Stmt]) -> bool:
@@ -251,11 +251,15 @@ def _work_of_call(call: Call) -> int:
     return 0 if work > LARGE else work
 
 
-def writes_rows(loop: For, private: Sequence[Buffer] = ()) -> bool:
+def writes_rows(loop: For) -> bool:
+    """Return whether iterations write only rows of their own."""
+    return _writes_rows(loop, Summary.of(loop), ())
+
+
+def _writes_rows(loop: For, summary: Summary, private: Sequence[Buffer]) -> bool:
     """Return whether iterations write only rows of their own and private buffers."""
     if any(isinstance(s, _SHARED) for s in statements(loop.body)):
         return False
-    summary = Summary.of(loop)
     return all(summary.axes[b] for b in summary.stored.difference(private))
 
 
