@@ -162,3 +162,113 @@ def test_a_gradient_of_steps_whose_number_only_a_run_knows(kind: str) -> None:
 
 def test_what_is_no_table_is_what_the_compiler_chooses_elements_of() -> None:
     assert tables.FEW == REGISTER_LIMIT
+
+
+# --- tables in loops within loops -----------------------------------------------------
+
+
+def chased(x: Any) -> Any:
+    """In each step a loop follows and changes the entries of a table."""
+
+    def outer(k: Any, table: Any) -> Any:
+        def step(_: Any, at: Any, table: Any) -> Any:
+            to = (table[at] + x[k]) % SIZE
+            return to, table.at[at].set(to)
+
+        return hf.fori_loop(0, 3, step, (x[k], table))[1]
+
+    return hf.fori_loop(0, x.shape[0], outer, hf.arange(SIZE))
+
+
+def doubled(x: Any) -> Any:
+    """In each step a loop counts at as many places as the batch element has."""
+
+    def outer(table: Any, v: Any) -> Any:
+        def more(table: Any, k: Any) -> Any:
+            return k < SIZE
+
+        def step(table: Any, k: Any) -> Any:
+            return table.at[k].add(v), k * 2 + 1
+
+        return hf.while_loop(more, step, (table, v))[0], table[v]
+
+    return hf.scan(outer, hf.zeros(SIZE, dtype="int64"), x)
+
+
+def sometimes(x: Any) -> Any:
+    """A branch changes a table; another one changes two, and a third none."""
+
+    def step(k: Any, *tables: Any) -> Any:
+        v = x[k]
+        return hf.switch(
+            v % 3,
+            [
+                lambda a, b: (a.at[v].add(k), b),
+                lambda a, b: (a.at[v].set(b[0]), b.at[SIZE - 1 - v].add(a[v])),
+                lambda a, b: (a, b),
+            ],
+            tables,
+        )
+
+    start = hf.zeros(SIZE, dtype="int64"), hf.arange(SIZE)
+    return hf.fori_loop(0, x.shape[0], step, start)
+
+
+def sifted(x: Any) -> Any:
+    """A heap: each new element goes up a path of its own."""
+
+    def push(k: Any, heap: Any) -> Any:
+        v = x[k]
+
+        def above(p: Any, heap: Any) -> Any:
+            return (p > 0) & (heap[(p - 1) // 2] > v)
+
+        def up(p: Any, heap: Any) -> Any:
+            return (p - 1) // 2, heap.at[p].set(heap[(p - 1) // 2])
+
+        p, heap = hf.while_loop(above, up, (k, heap))
+        return heap.at[p].set(v)
+
+    return hf.fori_loop(0, x.shape[0], push, hf.full(x.shape, SIZE, dtype="int64"))
+
+
+NESTED: Final[dict[str, Callable[..., Any]]] = {
+    "a loop of as many steps": chased,
+    "a loop until a test fails": doubled,
+    "branches": sometimes,
+    "a heap": sifted,
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("shape", [(7, 9), (0, 9), (7, 0), (1, 1)], ids=str)
+def test_tables_in_loops_within_loops(name: str, shape: tuple[int, int]) -> None:
+    agree(hf.vmap(NESTED[name]), drawn(*shape))
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_batches_of_batches_of_nested_loops(name: str) -> None:
+    agree(hf.vmap(hf.vmap(NESTED[name])), drawn(2, 3, 5))
+    agree(hf.vmap(NESTED[name], in_dims=1, out_dims=0), drawn(5, 4))
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_the_outermost_loop_is_within_the_map(name: str) -> None:
+    """Else each of its steps would copy the tables of all batch elements."""
+    graph = hf.trace(hf.vmap(NESTED[name]), drawn(7, 9)).graph
+    outermost = [node.op.name for node in graph.nodes if node.op and node.graphs]
+    assert outermost == ["map"]
+
+
+def test_long_steps_around_a_loop_stay_vectors() -> None:
+    def f(x: Any) -> Any:
+        def outer(table: Any, v: Any) -> Any:
+            w = hf.sum(hf.exp(hf.astype(x, "float64") * 0.1))  # all of a vector
+            step = lambda _, t: t.at[v].add(w)  # noqa: E731
+            return hf.fori_loop(0, 2, step, table), None
+
+        return hf.scan(outer, hf.zeros(SIZE, dtype="float64"), x)[0]
+
+    graph = hf.trace(hf.vmap(f), drawn(7, 9)).graph
+    assert "scan" in [node.op.name for node in graph.nodes if node.op]
+    agree(hf.vmap(f), drawn(7, 9))

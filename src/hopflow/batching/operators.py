@@ -16,7 +16,7 @@ from hopflow.batching.graphs import (
     evaluate,
     lanes_of,
 )
-from hopflow.batching.tables import updates_tables
+from hopflow.batching.tables import copies_tables, updates_tables
 from hopflow.bind import Operand, Value, bind, current, slots
 from hopflow.graph.core import Graph, Node, map_graphs
 from hopflow.graph.forwarding import first_same, shortened
@@ -62,7 +62,10 @@ def batch(
     has_first = isinstance(size, int) and size > 0
     if (
         (has_first or all(settled.results))
-        and updates_tables(signature, settled.args)
+        and (
+            updates_tables(signature, settled.args)
+            or copies_tables(signature, [body.graph for body in settled.bodies])
+        )
         and not (
             "stacked" in signature.results and _is_ragged(op, batched, args, params)
         )
