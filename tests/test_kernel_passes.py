@@ -25,7 +25,7 @@ from hopflow.compiler.kernel_passes.pack import pack
 from hopflow.compiler.kernel_passes.postpone import postpone
 from hopflow.compiler.kernel_passes.short_updates import short_updates
 from hopflow.compiler.kernel_passes.simplify import simplify
-from hopflow.compiler.kernel_passes.split import MOST, split
+from hopflow.compiler.kernel_passes.split import BRIEF, MOST, split
 from hopflow.compiler.kernel_passes.step_checks import step_checks
 from hopflow.compiler.kernel_passes.transposed import transposed
 from hopflow.compiler.kernel_passes.unit_axes import unit_axes
@@ -1837,30 +1837,31 @@ def test_what_gains_nothing_from_pieces_is_whole(f: Any) -> None:
     agree(f, X)
 
 
-FORTY = np.arange(40.0) + 1.0
+LAST = BRIEF + 43
+MANY = np.arange(LAST + 1.0) + 1.0
 FAR = 1 << 60
 SHIFTED: dict[str, tuple[Any, int]] = {
     "from the left": (lambda x, w, i: x[hf.maximum(i - w, 0)], 4),
-    "from the right": (lambda x, w, i: x[hf.minimum(i + w, 39)], 5),
-    "both": (lambda x, w, i: x[hf.clip(i - w, 0, 39)], 4),
-    "backwards": (lambda x, w, i: x[hf.clip(w - i, 0, 39)], 4),
+    "from the right": (lambda x, w, i: x[hf.minimum(i + w, LAST)], 5),
+    "both": (lambda x, w, i: x[hf.clip(i - w, 0, LAST)], 4),
+    "backwards": (lambda x, w, i: x[hf.clip(w - i, 0, LAST)], 4),
     "a test of the shift": (
         lambda x, w, i: hf.where(i >= w, x[hf.maximum(i - w, 0)] + 1.0, x),
         4,
     ),
     "two shifts": (
-        lambda x, w, i: x[hf.clip(i - w, 0, 39)] * x[hf.clip(i - w * 5, 0, 39)],
+        lambda x, w, i: x[hf.clip(i - w, 0, LAST)] * x[hf.clip(i - w * 5, 0, LAST)],
         4,
     ),
 }
 """What reads at an index that a number of the run shifts, and in how many pieces."""
 
 SHIFTS = [
-    *range(-41, 42, 3),
+    *range(-LAST - 2, LAST + 3, 23),
     -1,
     0,
-    39,
-    40,
+    LAST,
+    LAST + 1,
     *(k * FAR + d for k in (-1, 1) for d in (-1, 0, 1)),
 ]
 SHIFTS += [2**63 - 1, 2**63 - 5, -(2**63), -(2**63) + 5]
@@ -1871,11 +1872,22 @@ def test_a_shift_that_only_the_run_knows_cuts_an_axis(name: str) -> None:
     f, count = SHIFTED[name]
     found = after(
         *(checks, inline, simplify, split),
-        of=lambda x, w: f(x, w, hf.arange(40)),
-        args=(FORTY, np.int64(3)),
+        of=lambda x, w: f(x, w, hf.arange(LAST + 1)),
+        args=(MANY, np.int64(3)),
     )
     assert found.count(" where ") + 1 == count, found
     assert "where i0 < select(w" in found  # empty unless an index wraps around
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_a_shift_of_few_elements_cuts_nothing(name: str) -> None:
+    f, _ = SHIFTED[name]
+    found = after(
+        *(checks, inline, simplify, split),
+        of=lambda x, w: f(x, w, hf.arange(BRIEF)),
+        args=(MANY[:BRIEF], np.int64(3)),
+    )
+    assert " where " not in found
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -1900,13 +1912,13 @@ def test_shifts_of_any_size_give_what_plain_python_gives(
     alone = hf.jit(one, dynamic=dynamic)
     good = []
     for w in SHIFTS:
-        want = outcome(one, FORTY, np.int64(w), backend="interpreter")
-        assert outcome(alone, FORTY, np.int64(w)) == want
+        want = outcome(one, MANY, np.int64(w), backend="interpreter")
+        assert outcome(alone, MANY, np.int64(w)) == want
         if want != "out of bounds":
             good.append(w)
     ws = np.asarray(good, np.int64)
-    want = outcome(each, FORTY, ws, backend="interpreter")
-    assert outcome(each, FORTY, ws, dynamic=dynamic) == want != "out of bounds"
+    want = outcome(each, MANY, ws, backend="interpreter")
+    assert outcome(each, MANY, ws, dynamic=dynamic) == want != "out of bounds"
 
 
 def test_there_are_not_more_pieces_than_a_bound() -> None:

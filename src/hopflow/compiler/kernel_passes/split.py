@@ -22,6 +22,7 @@ The first piece is empty unless `i0 - w[step]` could wrap around.
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final, NamedTuple
 
 from hopflow import dtypes
@@ -49,6 +50,9 @@ REST: Final = 8
 """Remaining elements, which fill no vector, cost at most as much as so many vectors."""
 SHORT: Final = 64
 """Elements of a row that may all be pieces: then vectors go along another axis."""
+BRIEF: Final = 256
+"""Elements that take less time than the loops over pieces whose lengths only the run
+knows: some 40 ns each."""
 DEAR: Final = 20
 """Instructions of the sides of a `select` that are worth a cut."""
 _FAR: Final = 1 << 60
@@ -340,9 +344,18 @@ def _tests(order: Sequence[Expr], space: _Space) -> dict[Expr, _Test]:
             continue
         if node.op in _COMPARED and node.args[0].dtype is dtypes.int64:
             test = _test(node, forms, uniform, space.shape)
-            if test is not None:
+            if test is not None and not _is_brief(test, space.shape):
                 tests[node] = test
     return tests
+
+
+def _is_brief(test: _Test, shape: Shape) -> bool:
+    """Return whether only the run knows where a test changes, and there are so few
+    elements that loops over the pieces take longer than to gather them."""
+    if test.at.is_const:
+        return False
+    row = shape[test.axis :]
+    return all(isinstance(n, int) for n in row) and prod(map(int, row)) <= BRIEF
 
 
 def _forms(
