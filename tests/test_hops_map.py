@@ -524,3 +524,18 @@ def test_transforms_of_associative_scan_are_those_of_scan(
         args = (xs, s) if k < 2 else (hf.stack([xs, xs * 2]), hf.stack([s, s / 2]))
         got, expected = (transform(f) for f in (prefixes, one_by_one))
         agree(hf.jit(got, dynamic=dynamic)(*args), expected(*args), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_numbers_of_a_map_are_lanes(dynamic: bool) -> None:
+    def one(numbers: Any) -> Any:
+        spot, strike, days = numbers
+        value = spot * hf.erf(hf.log(spot / strike)) - strike
+        return value, {"high": hf.maximum(value, 0.0), "is_near": days < 1.0}
+
+    numbers = tuple(np.random.default_rng(0).uniform(0.5, 1.5, (3, 37)).astype("f"))
+    jitted = hf.jit(lambda numbers: hf.map(one, numbers), dynamic=dynamic)
+    for n in (37, 1, 0, 64):
+        given = tuple(np.resize(x, n) for x in numbers)
+        agree(jitted(given), hf.vmap(one)(tuple(map(hf.asarray, given))))
+    assert " vector " in jitted.loop_ir

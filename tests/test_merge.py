@@ -9,11 +9,11 @@ import pytest
 import hopflow as hf
 from hopflow.compiler.cpu.target import host
 from hopflow.compiler.schedule.merge import merge
-from hopflow.compiler.schedule.summary import Summary
+from hopflow.compiler.schedule.summary import NO_SHIFT, Summary
 from hopflow.dtypes import float32, int64
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Var
-from hopflow.loop_ir.program import For, Program, Stmt, Store
+from hopflow.loop_ir.program import For, Let, Program, Stmt, Store
 
 pytestmark = pytest.mark.slow
 
@@ -62,15 +62,114 @@ def test_loops_of_another_space_stay_apart(more: Any) -> None:
 def test_a_buffer_is_gone_through_by_the_axes_that_all_accesses_share() -> None:
     one, other = loop(B, A, "i0", "ii"), loop(B, A, "ii", "0i")
     both = For(one.var, N, [*one.body], True)
-    assert Summary.of(both).axes == {A: {(0, 0, 0), (1, 1, 0)}, B: {(0, 0, 0)}}
-    assert Summary.of(other).axes == {A: {(1, 1, 0)}, B: {(0, 0, 0), (1, 1, 0)}}
+    assert Summary.of(both).axes == {
+        A: {(0, 0, 0, NO_SHIFT), (1, 1, 0, NO_SHIFT)},
+        B: {(0, 0, 0, NO_SHIFT)},
+    }
+    assert Summary.of(other).axes == {
+        A: {(1, 1, 0, NO_SHIFT)},
+        B: {(0, 0, 0, NO_SHIFT), (1, 1, 0, NO_SHIFT)},
+    }
     [store] = other.body
     i = e.read(other.var)
     crossed = For(other.var, N, [store, Store(B, (i, ZERO), e.load(A, (i, ZERO)))])
-    assert Summary.of(crossed).axes == {A: set(), B: {(0, 0, 0)}}
+    assert Summary.of(crossed).axes == {A: set(), B: {(0, 0, 0, NO_SHIFT)}}
     later = (e.add(i, e.index(1)), ZERO)
     shifted = For(other.var, N, [Store(B, later, e.load(A, later))])
-    assert Summary.of(shifted).axes == {A: {(0, 0, 1)}, B: {(0, 0, 1)}}
+    assert Summary.of(shifted).axes == {
+        A: {(0, 0, 1, NO_SHIFT)},
+        B: {(0, 0, 1, NO_SHIFT)},
+    }
+
+
+# --- shifts that only the run knows ---------------------------------------------------
+
+
+def shifted(
+    target: Buffer, source: Buffer, *shifts: e.Expr, inside: bool = False
+) -> For:
+    """`target[0, i + s] = source[0, i + t]`; or also plus what an iteration sets."""
+    i, own = Var("i", int64), Var("own", int64)
+    to, at = (e.add(e.read(i), e.add(x, e.read(own)) if inside else x) for x in shifts)
+    body: list[Stmt] = [Store(target, (ZERO, to), e.load(source, (ZERO, at)))]
+    if inside:
+        body = [Let(own, e.read(i)), *body]
+    return For(i, N, body, independent=True)
+
+
+def test_loops_at_one_shift_merge() -> None:
+    s, t = (e.read(Var(name, int64)) for name in "st")
+    start = e.select(e.compare("lt", s, ZERO), e.add(s, N), s)
+    for x in (s, start, e.add(s, e.index(3))):
+        body: list[Stmt] = [shifted(B, A, ZERO, x), shifted(A, B, x, ZERO)]
+        merge(Program("f", [], [], [], [], [], body, []), host())
+        assert len(body) == 1
+    for x, y in ((s, t), (s, e.add(s, e.index(1))), (s, ZERO), (start, s)):
+        body = [shifted(B, A, ZERO, x), shifted(A, B, y, ZERO)]
+        merge(Program("f", [], [], [], [], [], body, []), host())
+        assert len(body) == 2, (x, y)
+
+
+def test_a_shift_that_differs_between_iterations_is_none() -> None:
+    s = e.read(Var("s", int64))
+    axes = Summary.of(shifted(B, A, s, s)).axes
+    assert len(axes[A]) == len(axes[B]) == 1
+    axes = Summary.of(shifted(B, A, s, s, inside=True)).axes
+    assert axes == {A: set(), B: set()}
+    i = Var("i", int64)
+    twice = e.add(e.read(i), e.mul(e.read(i), e.index(2)))
+    loop_ = For(i, N, [Store(B, (ZERO, twice), e.load(A, (ZERO, twice)))], True)
+    assert Summary.of(loop_).axes == {A: set(), B: set()}
+
+
+WINDOWS: dict[str, Any] = {
+    "one start": lambda acc, a, i, k: hf.dynamic_update_slice(
+        acc, hf.dynamic_slice(acc, (i,), a.shape) * 0.5 + a, (i,)
+    ),
+    "a start of the run": lambda acc, a, i, k: hf.dynamic_update_slice(
+        acc, hf.dynamic_slice(acc, (k,), a.shape) * 0.5 + a, (k,)
+    ),
+    "two starts": lambda acc, a, i, k: hf.dynamic_update_slice(
+        acc, hf.dynamic_slice(acc, (k,), a.shape) * 0.5 + a, (i,)
+    ),
+    "the one before": lambda acc, a, i, k: hf.dynamic_update_slice(
+        acc, hf.dynamic_slice(acc, (i,), a.shape) * 0.5 + a, (i + 1,)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_windows_that_steps_update(name: str, *, dynamic: bool) -> None:
+    window = WINDOWS[name]
+
+    def f(a: Any, starts: Any) -> Any:
+        def step(i: Any, acc: Any) -> Any:
+            return window(acc, a, i, starts[i])
+
+        return hf.fori_loop(0, starts.shape[0], step, hf.arange(60.0) + a[0])
+
+    rng = np.random.default_rng(0)
+    a, starts = rng.integers(0, 9, 23).astype("f"), rng.integers(-70, 70, 30)
+    with hf.debug():
+        expected = np.asarray(f(hf.asarray(a), hf.asarray(starts)))
+    jitted = hf.jit(f, dynamic=dynamic)
+    np.testing.assert_array_equal(np.asarray(jitted(a, starts)), expected)
+    batch = np.stack([starts, starts[::-1]])
+    found = hf.jit(hf.vmap(f, (None, 0)), dynamic=dynamic)(a, batch)
+    np.testing.assert_array_equal(np.asarray(found)[0], expected)
+
+
+def test_a_window_at_one_start_is_updated_in_place() -> None:
+    def f(a: Any) -> Any:
+        window = WINDOWS["one start"]
+        return hf.fori_loop(
+            0, 9, lambda i, acc: window(acc, a, i, i), hf.zeros(60, dtype="float32")
+        )
+
+    jitted = hf.jit(f)
+    jitted(np.ones(23, "f"))
+    assert " in arena" not in jitted.loop_ir
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

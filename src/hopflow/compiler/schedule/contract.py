@@ -287,7 +287,11 @@ def _drop_rows(outermost: For, buffers: set[Buffer], summaries: Summaries) -> No
         if not private:
             continue  # nothing is private to the loops in it, either
         if loop.independent and loop.binding.kind != "vector":
-            rows = {b: min(axes)[0] for b in private if (axes := summary.axes.get(b))}
+            rows = {
+                b: min(row[0] for row in axes)
+                for b in private
+                if (axes := summary.axes.get(b))
+            }
             for buffer in _fresh(rows, loop, dropped) if rows else ():
                 dropped[buffer].add(rows[buffer])
         pending += [(t, private) for t in inner]

@@ -38,6 +38,7 @@ from hopflow.compiler.schedule import carries
 from hopflow.compiler.schedule.builder import Builder, number_of
 from hopflow.compiler.schedule.kernels import Kernels
 from hopflow.compiler.schedule.values import Registers, Stored
+from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
 from hopflow.graph.core import Node, plain_symbol, size_of
 from hopflow.loop_ir import expr as e
@@ -367,7 +368,10 @@ class _Writer:
             self.step(equation, loop, carried)
             if ticks:
                 ticks.step(e.add(e.read(step), e.index(1)))
-        b.add(For(step, length, body, loop.independent, Binding("serial", loop.unroll)))
+        binding = Binding("serial", loop.unroll)
+        if loop.independent:
+            binding = vector_binding(length, body, b.target)
+        b.add(For(step, length, body, loop.independent, binding))
         if ticks:
             ticks.end(length)
         carries.finish(b, carried, results[:count])

@@ -6,10 +6,10 @@ walked twice.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.loop_ir import expr as e
@@ -25,6 +25,7 @@ from hopflow.loop_ir.program import (
     For,
     HostCall,
     Invoke,
+    Let,
     Ref,
     Stmt,
     Store,
@@ -34,6 +35,7 @@ from hopflow.loop_ir.program import (
 )
 from hopflow.loop_ir.routines import ROUTINES
 from hopflow.loop_ir.walk import (
+    attribute,
     base_and_constant,
     bodies,
     expressions,
@@ -42,12 +44,17 @@ from hopflow.loop_ir.walk import (
     nodes,
 )
 
+LONGEST: Final = 16
+"""Nodes of an expression that is compared as a shift of an index, at most."""
 _ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
 
 
-_Row: TypeAlias = tuple[int, int, int]
+_Shift: TypeAlias = tuple[Hashable, frozenset[Var]]
+"""The structure of an expression without loads, and the variables in it."""
+NO_SHIFT: _Shift = 0, frozenset()
+_Row: TypeAlias = tuple[int, int, int, _Shift]
 """The first and the last of the axes that the index of a loop indexes, and the constant
-added to it. There are several if it counts the elements of all of them."""
+and the shift added to it. There are several axes if it counts the elements of all."""
 _At: TypeAlias = tuple[Buffer, list[tuple[Var, _Row]]]
 """An access: the buffer, and the loop variables that index its axes."""
 
@@ -61,6 +68,7 @@ class Summary:
     read        the variables that expressions read, those of the loop among them
     assigned    the variables that are assigned
     declared    the variables that an iteration declares
+    varying     the variables that an iteration sets, and those of loops in it
     stored      the buffers that are written, by element or as a whole
     uses        how often statements name each buffer
     at          the accesses, except those of functions and Python
@@ -72,6 +80,7 @@ class Summary:
     read: set[Var] = field(default_factory=set)
     assigned: set[Var] = field(default_factory=set)
     declared: set[Var] = field(default_factory=set)
+    varying: set[Var] = field(default_factory=set)
     stored: set[Buffer] = field(default_factory=set)
     uses: Counter[Buffer] = field(default_factory=Counter)
     at: list[_At] = field(default_factory=list)
@@ -90,13 +99,17 @@ class Summary:
     @property
     def axes(self) -> dict[Buffer, set[_Row]]:
         """For each buffer, except the arguments of functions and Python, the axes that
-        the loop's own index always indexes: `(axis, 1, 1)` if iteration i accesses only
-        `[..., i + 1, ...]`."""
+        the loop's own index always indexes: `(1, 1, 1, s)` if iteration i accesses only
+        `[..., i + 1 + s]`, for an `s` that is the same in all of them."""
         if not self._axes:
             for buffer, at in self.at:
-                axes = {row for var, row in at if var is self.var}
+                axes = {row for var, row in at if var is self.var and self._stays(row)}
                 self._axes[buffer] = self._axes.get(buffer, axes) & axes
         return self._axes
+
+    def _stays(self, row: _Row) -> bool:
+        *_, (_, variables) = row
+        return self.var not in variables and variables.isdisjoint(self.varying)
 
     def join(self, other: "Summary") -> None:
         """Add the summary of another loop, whose body follows this one's."""
@@ -111,6 +124,7 @@ class Summary:
         self.read |= other.read
         self.assigned |= other.assigned
         self.declared |= other.declared
+        self.varying |= other.varying
         self.stored |= other.stored
         self.uses.update(other.uses)
         self.at += other.at
@@ -164,19 +178,44 @@ def _add(summary: Summary, statement: Stmt) -> None:
         summary.declared.add(statement.var)
     elif isinstance(statement, Accumulate | Assign):
         summary.assigned.add(statement.var)
+    if isinstance(statement, Accumulate | Assign | Declare | For | Let):
+        summary.varying.add(statement.var)
 
 
 def _rows(buffer: Buffer, at: Index) -> list[tuple[Var, _Row]]:
-    rows = [_row(i, axis, axis) for axis, i in enumerate(at)]
+    rows = [row for axis, i in enumerate(at) for row in _rows_of(i, axis, axis)]
     if any(i.op == "rem" for i in at):
         merged = merged_axes(at, buffer.shape)
-        rows += [_row(m.position, m.first, m.last) for m in merged if m.first < m.last]
-    return [row for row in rows if row is not None]
+        shared = [m for m in merged if m.first < m.last]
+        rows += [row for m in shared for row in _rows_of(m.position, m.first, m.last)]
+    return rows
 
 
-def _row(position: Expr, first: int, last: int) -> tuple[Var, _Row] | None:
+def _rows_of(position: Expr, first: int, last: int) -> list[tuple[Var, _Row]]:
+    """Return the row by each variable that a position may be the number of."""
     base, constant = base_and_constant(position)
-    return (base.attr, (first, last, constant)) if base.op == "var" else None
+    if base.op == "var":
+        return [(base.attr, (first, last, constant, NO_SHIFT))]
+    if base.op != "add":
+        return []
+    rows = list[tuple[Var, _Row]]()
+    for number, other in (base.args, base.args[::-1]):
+        shift = _shift(other) if number.op == "var" else None
+        if shift is not None:
+            rows.append((number.attr, (first, last, constant, shift)))
+    return rows
+
+
+def _shift(x: Expr) -> _Shift | None:
+    """Return the structure of an expression; None: it is long, or has loads."""
+    order = nodes(x)
+    if len(order) > LONGEST or any(node.op == "load" for node in order):
+        return None
+    keys: dict[Expr, Hashable] = {}
+    for node in order:
+        inside = tuple([keys[a] for a in node.args])
+        keys[node] = node.op, node.dtype, attribute(node), inside
+    return keys[x], frozenset([n.attr for n in order if n.op == "var"])
 
 
 def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:
