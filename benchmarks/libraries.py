@@ -37,7 +37,8 @@ def _lax_conv(
 
 _NAMES: Final = (
     *("random", "linalg", "while_loop", "fori_loop", "scan", "cond", "switch", "vmap"),
-    *("grad", "top_k", "sigmoid", "erf", "segment_sum", "conv"),
+    *("grad", "top_k", "sigmoid", "erf", "segment_sum", "conv", "map"),
+    *("dynamic_slice", "dynamic_update_slice"),
 )
 # An older hopflow, as `benchmarks.compare` times, may lack some: rows have dashes then.
 HOPFLOW: Final = SimpleNamespace(
@@ -59,6 +60,9 @@ JAX: Final = SimpleNamespace(
     erf=lax.erf,
     segment_sum=jax.ops.segment_sum,
     conv=_lax_conv,
+    map=lax.map,
+    dynamic_slice=lax.dynamic_slice,
+    dynamic_update_slice=lax.dynamic_update_slice,
 )
 
 

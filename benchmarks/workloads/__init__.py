@@ -26,6 +26,7 @@ from benchmarks.workloads import (
     sizes,
     sparse,
     stencils,
+    windows,
 )
 
 
@@ -53,6 +54,7 @@ def all_workloads(scale: float = 1.0) -> list[Workload]:
         *rows.workloads(size),
         *short_states.workloads(size),
         *series.workloads(size),
+        *windows.workloads(size),
         *convolutions.workloads(size),
     ]
 
