@@ -481,3 +481,28 @@ def test_rows_of_unknown_sizes_are_multiplied_where_they_lie(
         x, w = some(shape[0] * factor, *shape[1:]), some(17, 19)
         np.testing.assert_allclose(np.asarray(jitted(x, w)), x @ w, rtol=1e-12)
         assert "call gemm(in0, in1, " in jitted.loop_ir
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("reads", [False, True])
+def test_steps_that_write_windows_of_one_another_stay_outside(
+    reads: bool, dynamic: bool
+) -> None:
+    """Iterations write elements of their own in a step, and those of others in the
+    next one: the windows move."""
+
+    def f(state: Any, a: Any) -> Any:
+        def step(i: Any, state: Any) -> Any:
+            old = hf.dynamic_slice(state, (i,), a.shape) if reads else 1
+            return hf.dynamic_update_slice(state, old * 3 + a, (i,))
+
+        return hf.fori_loop(0, 9, step, state)
+
+    state, a = (np.arange(n, dtype=np.int64) for n in (300_000, 200_000))
+    expected = state.copy()
+    for i in range(9):
+        window = expected[i : i + len(a)]
+        window[:] = (window if reads else 1) * 3 + a
+    for _ in range(3):
+        found = hf.jit(f, dynamic=dynamic)(state, a)
+        np.testing.assert_array_equal(np.asarray(found), expected)

@@ -60,7 +60,7 @@ def _exchanged(steps: For, binding: Binding) -> For | None:
     summary = Summary.of(rows)
     count, size = rows.extent, _bytes_of_a_row(rows, summary.stored)
     block = _block(count, size, rows.binding.width)
-    if not block or not _is_free(rows, summary):
+    if not block or not _is_free(rows, summary, steps.var):
         return None
     if reads(rows, {steps.var}, summary.stored):
         return None
@@ -117,10 +117,14 @@ def _axes_of_a_row(rows: For) -> dict[Buffer, dict[Var, Expr]]:
     return axes_of
 
 
-def _is_free(rows: For, summary: Summary) -> bool:
-    """Return whether iterations do not depend on each other, in any step."""
+def _is_free(rows: For, summary: Summary, step: Var) -> bool:
+    """Return whether iterations do not depend on each other, in any step: an element
+    has the same iteration in all of them."""
     if summary.changed or summary.is_ordered:
         return False
     if any(isinstance(s, While) for s in statements(rows.body)):
         return False
-    return all(summary.axes[buffer] for buffer in summary.stored)
+    return all(
+        any(step not in shifted for *_, (_, shifted) in summary.axes[buffer])
+        for buffer in summary.stored
+    )
