@@ -14,6 +14,9 @@ from typing import Any, Final
 from hopflow.compiler.llvm.target import LlvmTarget
 from hopflow.errors import CompileError
 
+LEVEL: Final = 1
+"""The effort of LLVM's code generator. At 2 it schedules instructions once more, after
+it has allocated registers: 3 % of a first call, for code as fast in the mean."""
 LONG: Final = 300
 """From this many lines on LLVM omits loop strength reduction. There it takes up to a
 third of LLVM's time, and the emitter has done what loops gain most from: invariant code
@@ -47,7 +50,7 @@ class Compiler:
         return self.llvm.Target.from_triple(self.target.triple).create_target_machine(
             cpu=self.target.cpu,
             features=self.target.features,
-            opt=2,  # 2 gives code that is no faster, and takes a twentieth longer
+            opt=LEVEL,
             **self._options,
         )
 
@@ -105,16 +108,11 @@ class Compiler:
     def _options_for(self, *texts: str) -> Iterator[None]:
         """Set LLVM's options for a program in this context: they are global."""
         is_long = sum(text.count("\n") for text in texts) >= LONG
-        # To schedule instructions after registers are allocated takes a twentieth of
-        # LLVM's time. CPUs that execute out of order run both orders equally fast.
-        disabled = [*(["-disable-lsr"] if is_long else [])]
-        for option in disabled:
-            self.llvm.set_option("", f"{option}=true")
+        self.llvm.set_option("", f"-disable-lsr={str(is_long).lower()}")
         try:
             yield
         finally:
-            for option in disabled:
-                self.llvm.set_option("", f"{option}=false")
+            self.llvm.set_option("", "-disable-lsr=false")
 
     @contextmanager
     def _optimised(self, machine: Any, text: str) -> Iterator[Any]:
