@@ -539,3 +539,38 @@ def test_numbers_of_a_map_are_lanes(dynamic: bool) -> None:
         given = tuple(np.resize(x, n) for x in numbers)
         agree(jitted(given), hf.vmap(one)(tuple(map(hf.asarray, given))))
     assert " vector " in jitted.loop_ir
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_memory_of_an_iteration_is_not_that_of_its_lanes(dynamic: bool) -> None:
+    """Each iteration writes an array of its own, at places that differ."""
+
+    def one(places: Any) -> Any:
+        a, b = places
+        table = hf.zeros(3).at[a].add(1.0).at[b].add(2.0)
+        return table[0] - table[1] * 10.0 + table[2] * 100.0
+
+    places = tuple(np.random.default_rng(0).integers(0, 3, (2, 37)))
+    found = hf.jit(lambda places: hf.map(one, places), dynamic=dynamic)(places)
+    expected = [0.0] * 37
+    for k, (a, b) in enumerate(zip(*places, strict=True)):
+        table = [0.0] * 3
+        table[a] += 1.0
+        table[b] += 2.0
+        expected[k] = table[0] - table[1] * 10.0 + table[2] * 100.0
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 37])
+def test_gradients_of_sorted_rows_of_a_map(n: int) -> None:
+    """The places to which a row's cotangents go are another array of its own."""
+    rows = np.random.default_rng(0).normal(size=(n, 2))
+    weights = hf.asarray([1.0, -0.5])
+
+    def f(rows: Any) -> Any:
+        return hf.sum(hf.sin(hf.map(lambda row: hf.sort(row * weights), rows)))
+
+    with hf.debug():
+        expected = hf.grad(f)(hf.asarray(rows))
+    agree(hf.grad(f)(hf.asarray(rows)), expected)
+    agree(hf.jit(hf.grad(f))(rows), expected)

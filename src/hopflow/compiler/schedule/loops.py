@@ -37,6 +37,7 @@ from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.compiler.schedule import carries
 from hopflow.compiler.schedule.builder import Builder, number_of
 from hopflow.compiler.schedule.kernels import Kernels
+from hopflow.compiler.schedule.threads import writes_rows
 from hopflow.compiler.schedule.values import Registers, Stored
 from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
@@ -368,10 +369,12 @@ class _Writer:
             self.step(equation, loop, carried)
             if ticks:
                 ticks.step(e.add(e.read(step), e.index(1)))
-        binding = Binding("serial", loop.unroll)
-        if loop.independent:
-            binding = vector_binding(length, body, b.target)
-        b.add(For(step, length, body, loop.independent, binding))
+        steps = For(
+            step, length, body, loop.independent, Binding("serial", loop.unroll)
+        )
+        if loop.independent and writes_rows(steps):  # and no memory that lanes share
+            steps.binding = vector_binding(length, body, b.target)
+        b.add(steps)
         if ticks:
             ticks.end(length)
         carries.finish(b, carried, results[:count])
