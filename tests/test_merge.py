@@ -122,6 +122,14 @@ def test_a_shift_that_differs_between_iterations_is_none() -> None:
     assert Summary.of(loop_).axes == {A: set(), B: set()}
 
 
+def test_a_shift_in_memory_that_the_loop_writes_is_none() -> None:
+    s = e.cast(e.load(C, (ZERO, ZERO)), int64)
+    axes = Summary.of(shifted(B, A, s, s)).axes
+    assert len(axes[A]) == len(axes[B]) == 1
+    axes = Summary.of(shifted(C, A, s, s)).axes
+    assert axes == {A: set(), C: set()}
+
+
 WINDOWS: dict[str, Any] = {
     "one start": lambda acc, a, i, k: hf.dynamic_update_slice(
         acc, hf.dynamic_slice(acc, (i,), a.shape) * 0.5 + a, (i,)
@@ -134,6 +142,11 @@ WINDOWS: dict[str, Any] = {
     ),
     "the one before": lambda acc, a, i, k: hf.dynamic_update_slice(
         acc, hf.dynamic_slice(acc, (i,), a.shape) * 0.5 + a, (i + 1,)
+    ),
+    "a start in the array": lambda acc, a, i, k: hf.dynamic_update_slice(
+        acc,
+        hf.dynamic_slice(acc, (hf.astype(acc[k % 60], "int64"),), a.shape) * 0.5 + a,
+        (hf.astype(acc[k % 60], "int64"),),
     ),
 }
 
@@ -160,16 +173,24 @@ def test_windows_that_steps_update(name: str, *, dynamic: bool) -> None:
     np.testing.assert_array_equal(np.asarray(found)[0], expected)
 
 
-def test_a_window_at_one_start_is_updated_in_place() -> None:
-    def f(a: Any) -> Any:
-        window = WINDOWS["one start"]
-        return hf.fori_loop(
-            0, 9, lambda i, acc: window(acc, a, i, i), hf.zeros(60, dtype="float32")
-        )
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", ["counter", "element", "slice"])
+def test_a_window_at_one_start_is_updated_in_place(kind: str, *, dynamic: bool) -> None:
+    def f(a: Any, starts: Any) -> Any:
+        window, zeros = WINDOWS["a start of the run"], hf.zeros(60, dtype="float32")
+        if kind == "slice":
+            step = lambda acc, k: (window(acc, a, k, k), None)  # noqa: E731
+            return hf.scan(step, zeros, starts)[0]
+        start: Any = (lambda i: starts[i]) if kind == "element" else (lambda i: i)
+        return hf.fori_loop(0, 9, lambda i, acc: window(acc, a, i, start(i)), zeros)
 
-    jitted = hf.jit(f)
-    jitted(np.ones(23, "f"))
+    a, starts = np.arange(23, dtype="f"), np.arange(9) * 7 - 20
+    jitted = hf.jit(f, dynamic=dynamic)
+    found = np.asarray(jitted(a, starts))
     assert " in arena" not in jitted.loop_ir
+    with hf.debug():
+        expected = np.asarray(f(hf.asarray(a), hf.asarray(starts)))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -11,7 +11,7 @@ from typing import Final
 
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.divergence import Divergence
-from hopflow.compiler.schedule.threads import writes_rows
+from hopflow.compiler.schedule.summary import Summary, writes_rows
 from hopflow.errors import LoopIRError
 from hopflow.loop_ir.program import Binding, For, Program, Stmt
 from hopflow.loop_ir.verifier import verify
@@ -52,7 +52,7 @@ def _rebound(
 ) -> Iterator[Binding]:
     for s in body:
         kind = around
-        if isinstance(s, For) and s.independent and writes_rows(s):
+        if isinstance(s, For) and s.independent and writes_rows(s, Summary.of(s)):
             binding = (
                 OUTERMOST[next(turns) % len(OUTERMOST)]
                 if around == "serial"

@@ -8,8 +8,7 @@ in the first-level cache; otherwise every step would read and write memory.
 from collections.abc import Iterable
 
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
-from hopflow.compiler.schedule.summary import Summary, reads
-from hopflow.compiler.schedule.threads import writes_rows
+from hopflow.compiler.schedule.summary import Summary, reads, writes_rows
 from hopflow.compiler.target import Target
 from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import (
@@ -64,7 +63,7 @@ def _exchanged(steps: For, binding: Binding) -> For | None:
         return None
     if reads(rows, {steps.var}, summary.stored):
         return None
-    if not writes_rows(rows):
+    if not writes_rows(rows, summary):
         binding = SERIAL
     number, inner = block_of(rows, block)
     steps.body = [inner]

@@ -37,7 +37,7 @@ from hopflow.compiler.memory.plan import MemoryPlan
 from hopflow.compiler.schedule import carries
 from hopflow.compiler.schedule.builder import Builder, number_of
 from hopflow.compiler.schedule.kernels import Kernels
-from hopflow.compiler.schedule.threads import writes_rows
+from hopflow.compiler.schedule.summary import Summary, writes_rows
 from hopflow.compiler.schedule.values import Registers, Stored
 from hopflow.compiler.schedule.widths import vector_binding
 from hopflow.compiler.target import Target
@@ -372,7 +372,7 @@ class _Writer:
         steps = For(
             step, length, body, loop.independent, Binding("serial", loop.unroll)
         )
-        if loop.independent and writes_rows(steps):  # and no memory that lanes share
+        if loop.independent and writes_rows(steps, Summary.of(steps)):
             steps.binding = vector_binding(length, body, b.target)
         b.add(steps)
         if ticks:

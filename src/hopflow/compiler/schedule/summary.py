@@ -6,7 +6,7 @@ walked twice.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, TypeAlias
@@ -42,15 +42,18 @@ from hopflow.loop_ir.walk import (
     merged_axes,
     named,
     nodes,
+    statements,
 )
 
 LONGEST: Final = 16
 """Nodes of an expression that is compared as a shift of an index, at most."""
 _ORDERED = (Allocate, Barrier, Call, Copy, HostCall, Invoke, Swap, Tick, Trap)
+_SHARED = (Allocate, Barrier, HostCall, Invoke)
+"""Statements that access memory which iterations share."""
 
 
-_Shift: TypeAlias = tuple[Hashable, frozenset[Var]]
-"""The structure of an expression without loads, and the variables in it."""
+_Shift: TypeAlias = tuple[Hashable, frozenset[Var | Buffer]]
+"""The structure of an expression, and what its value depends on."""
 NO_SHIFT: _Shift = 0, frozenset()
 _Row: TypeAlias = tuple[int, int, int, _Shift]
 """The first and the last of the axes that the index of a loop indexes, and the constant
@@ -108,8 +111,13 @@ class Summary:
         return self._axes
 
     def _stays(self, row: _Row) -> bool:
-        *_, (_, variables) = row
-        return self.var not in variables and variables.isdisjoint(self.varying)
+        """Return whether the shift of a row is the same in all iterations."""
+        *_, (_, sources) = row
+        if self.is_ordered and any(isinstance(x, Buffer) for x in sources):
+            return False  # functions and Python may write them
+        return self.var not in sources and all(
+            sources.isdisjoint(changing) for changing in (self.varying, self.stored)
+        )
 
     def join(self, other: "Summary") -> None:
         """Add the summary of another loop, whose body follows this one's."""
@@ -207,15 +215,15 @@ def _rows_of(position: Expr, first: int, last: int) -> list[tuple[Var, _Row]]:
 
 
 def _shift(x: Expr) -> _Shift | None:
-    """Return the structure of an expression; None: it is long, or has loads."""
+    """Return an expression as a shift; None: it is too long to be compared."""
     order = nodes(x)
-    if len(order) > LONGEST or any(node.op == "load" for node in order):
+    if len(order) > LONGEST:
         return None
     keys: dict[Expr, Hashable] = {}
     for node in order:
         inside = tuple([keys[a] for a in node.args])
         keys[node] = node.op, node.dtype, attribute(node), inside
-    return keys[x], frozenset([n.attr for n in order if n.op == "var"])
+    return keys[x], frozenset([n.attr for n in order if n.op in ("var", "load")])
 
 
 def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:
@@ -236,6 +244,13 @@ def _accesses(statement: Stmt) -> Iterator[tuple[Buffer, Index, bool]]:
                 if isinstance(ref, Ref):
                     single = ref.at if ref.rows is None else ref.at[:-1]
                     yield ref.buffer, single, k in writes
+
+
+def writes_rows(loop: For, summary: Summary, private: Collection[Buffer] = ()) -> bool:
+    """Return whether iterations write only rows of their own and private buffers."""
+    if any(isinstance(s, _SHARED) for s in statements(loop.body)):
+        return False
+    return all(summary.axes[b] for b in summary.stored.difference(private))
 
 
 def reads(statement: Stmt, variables: set[Var], memory: set[Buffer]) -> bool:

@@ -36,7 +36,7 @@ from hopflow.compiler.schedule.blocked_sums import BLOCK as OF_A_SUM
 from hopflow.compiler.schedule.blocks import block_of, over_blocks
 from hopflow.compiler.schedule.exact import combined, is_exact, neutral
 from hopflow.compiler.schedule.privatize import is_of_call, privatized
-from hopflow.compiler.schedule.summary import Summary
+from hopflow.compiler.schedule.summary import Summary, writes_rows
 from hopflow.compiler.target import Target
 from hopflow.dtypes import int64
 from hopflow.loop_ir import expr as e
@@ -44,13 +44,9 @@ from hopflow.loop_ir.expr import Buffer, Expr, Var
 from hopflow.loop_ir.program import (
     THREADS,
     Accumulate,
-    Allocate,
-    Barrier,
     Call,
     Declare,
     For,
-    HostCall,
-    Invoke,
     Program,
     Stmt,
     Store,
@@ -78,8 +74,6 @@ LONG_ROW: Final = 1 << 11
 """Elements of a row of floats with a result of its own, at least."""
 ROWS: Final = 1 << 4
 """Rows of a block, if it has a result of its own."""
-_SHARED = (Allocate, Barrier, HostCall, Invoke)
-"""Statements that access memory which iterations share."""
 
 
 def bind_threads(program: Program, target: Target) -> None:
@@ -178,7 +172,7 @@ def _suits(
         is_of_call(loop.extent, program) and _combines_in_blocks(loop, summary, inside)
     ):
         return False
-    return _writes_rows(loop, summary, private_to(summary, named()))
+    return writes_rows(loop, summary, private_to(summary, named()))
 
 
 def _combines_in_blocks(loop: For, summary: Summary, inside: Sequence[Stmt]) -> bool:
@@ -249,18 +243,6 @@ def _work_of_call(call: Call) -> int:
     is_static = all(size.is_const for size in sizes)
     work = prod(size.attr for size in sizes) // LANES if is_static else ELEMENTS
     return 0 if work > LARGE else work
-
-
-def writes_rows(loop: For) -> bool:
-    """Return whether iterations write only rows of their own."""
-    return _writes_rows(loop, Summary.of(loop), ())
-
-
-def _writes_rows(loop: For, summary: Summary, private: Sequence[Buffer]) -> bool:
-    """Return whether iterations write only rows of their own and private buffers."""
-    if any(isinstance(s, _SHARED) for s in statements(loop.body)):
-        return False
-    return all(summary.axes[b] for b in summary.stored.difference(private))
 
 
 def _is_foreign(statement: Stmt) -> bool:
