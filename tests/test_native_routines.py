@@ -10,8 +10,9 @@ from tests.test_gangs import target
 
 from hopflow import dtypes
 from hopflow.compiler.cpu.blas import fortran
+from hopflow.compiler.cpu.routines import FEW
 from hopflow.compiler.cpu.runtime import Kernel, Trapped, compile_program
-from hopflow.compiler.cpu.sort import FEW, RUN
+from hopflow.compiler.cpu.sort import LANES, RUN
 from hopflow.compiler.cpu.target import CpuTarget, host
 from hopflow.dtypes import DType, bool_, float32, float64, int32, int64
 from hopflow.errors import CompileError
@@ -202,10 +203,12 @@ def test_triangular_solve(
 
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
-def test_argsort_is_stable(dtype: DType, descending: bool) -> None:
+def test_sorts_are_stable(dtype: DType, descending: bool) -> None:
     random = np.random.default_rng(0)
     # Runs end, runs are merged, and digits are counted from some length on.
-    limits = [k * RUN for k in (1, 2, 3)] + [FEW * bits for bits in (8, 16, 32, 64)]
+    limits = [k * RUN for k in (1, LANES, 2 * LANES)] + [
+        FEW * bits for bits in (8, 16, 32, 64)
+    ]
     near = {n + k for n in limits for k in (-1, 0, 1)}
     for n in (0, 1, 2, 3, 8, 100, 1001, *sorted(near)):
         keys = random.integers(0, 2 if dtype is bool_ else 20, n).astype(dtype.dtype)
@@ -218,6 +221,9 @@ def test_argsort_is_stable(dtype: DType, descending: bool) -> None:
         assert run("argsort", [keys, out, *work], [n], (descending,)) is None
         ROUTINES["argsort"].reference([keys, wanted, *work], [n, descending])
         np.testing.assert_array_equal(out, wanted)
+        in_order = np.zeros_like(keys)
+        assert run("sort", [keys, in_order, *work[:2]], [n], (descending,)) is None
+        assert in_order.tobytes() == keys[wanted].tobytes()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Sorting, searching and distinct elements."""
 
+import re
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 import hopflow as hf
 from hopflow import dtypes
 from hopflow.bind import Value
-from hopflow.compiler.cpu import sort as sorting_code
+from hopflow.compiler.cpu import routines
+from hopflow.compiler.cpu.sort import LANES, RUN
 from hopflow.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -23,8 +25,10 @@ from hopflow.errors import (
     TraceError,
 )
 from hopflow.graph.types import TensorType
+from hopflow.loop_ir.networks import merge_exchanges
 from hopflow.ops import searching, sets, sorting
 from hopflow.ops.opdef import OPERATIONS
+from hopflow.pytree import flatten
 from hopflow.symbolic.size import free_symbols, symbol
 from hopflow.tensor import asarray
 from hopflow.testing.kernels import ArrayOperand, evaluate
@@ -84,29 +88,48 @@ def keys(dtype: dtypes.DType, n: int) -> Any:
     return x
 
 
+def numbers_of_keys(dtype: dtypes.DType) -> list[int]:
+    """Numbers at which the code for keys of a dtype changes."""
+    most = routines.FEW * routines.code_type(dtype).bits
+    sizes = {
+        0,
+        1,
+        RUN,
+        RUN + 1,
+        RUN * LANES,
+        RUN * LANES + 1,
+        150,
+        most,
+        most + 1,
+        3000,
+    }
+    return sorted(sizes)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "of the run"])
 @pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("n", [1, sorting_code.FEW, sorting_code.FEW + 1, 3000])
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
 def test_equal_keys_keep_their_order(
-    dtype: dtypes.DType, n: int, descending: bool
+    dtype: dtypes.DType, descending: bool, is_known: bool
 ) -> None:
-    x = keys(dtype, n)
-    as_numpy = x.astype(np.float32) if dtype is dtypes.bfloat16 else x
-    if descending:
-        want = n - 1 - np.argsort(as_numpy[::-1], kind="stable")[::-1]
-    else:
-        want = np.argsort(as_numpy, kind="stable")
-    order, found = hf.jit(
-        lambda x: (
-            sorting.argsort(x, descending=descending),
-            sorting.sort(x, descending=descending),
-        )
-    )(x)
-    assert np.asarray(order).tolist() == want.tolist()
-    assert np.asarray(found).tobytes() == x[want].tobytes()
+    def both(x: Value) -> tuple[Value, Value]:
+        order = sorting.argsort(x, descending=descending)
+        return order, sorting.sort(x, descending=descending)
+
+    compiled = hf.jit(both, dynamic=not is_known)
+    for n in numbers_of_keys(dtype)[:: 1 if is_known else 3]:
+        x = keys(dtype, n)
+        as_numpy = x.astype(np.float32) if dtype is dtypes.bfloat16 else x
+        if descending:
+            want = n - 1 - np.argsort(as_numpy[::-1], kind="stable")[::-1]
+        else:
+            want = np.argsort(as_numpy, kind="stable")
+        order, found = compiled(x)
+        assert np.asarray(order).tolist() == want.tolist()
+        assert np.asarray(found).tobytes() == x[want].tobytes()
 
 
-@pytest.mark.parametrize("k", [0, 1, 5, sorting_code.KEPT, sorting_code.KEPT + 1])
+@pytest.mark.parametrize("k", [0, 1, 5, routines.KEPT, routines.KEPT + 1])
 @pytest.mark.parametrize("n", [70, 300, 3000])
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
 def test_top_k_are_the_first_of_the_descending_order(
@@ -160,17 +183,56 @@ def test_short_rows_are_sorted_as_long_ones(dtype: dtypes.DType, n: int) -> None
             assert first.tolist() == want[:, : n // 2].tolist()
 
 
-@pytest.mark.parametrize("n", range(1, sorting.SHORT + 1))
+@pytest.mark.parametrize("n", [*range(1, sorting.SHORT + 1), RUN])
 def test_merge_exchanges_sort(n: int) -> None:
     """A network that sorts all arrays of zeros and ones sorts everything (D. Knuth, The
     Art of Computer Programming, volume 3, section 5.3.4, theorem Z)."""
-    exchanges = [*sorting._merge_exchanges(n)]
+    exchanges = [*merge_exchanges(n)]
     assert len(exchanges) <= n * (n - 1) // 2
-    for bits in product((0, 1), repeat=n):
-        keys = [*bits]
-        for a, b in exchanges:
-            keys[a], keys[b] = sorted((keys[a], keys[b]))
-        assert keys == sorted(bits)
+    keys = np.arange(1 << n) >> np.arange(n)[:, None] & 1
+    for a, b in exchanges:
+        keys[[a, b]] = np.minimum(keys[a], keys[b]), np.maximum(keys[a], keys[b])
+    assert (np.diff(keys, axis=0) >= 0).all()
+
+
+def sort_of(x: Value) -> Value:
+    return sorting.sort(x)
+
+
+def both_of(x: Value) -> tuple[Value, Value]:
+    return sorting.sort(x), sorting.argsort(x)
+
+
+def others_in_order(x: Value) -> Value:
+    return hf.take_along_axis(2 * x, sorting.argsort(x), axis=-1)
+
+
+def cotangent_of(x: Value) -> Any:
+    return hf.grad(lambda x: hf.vecdot(sorting.sort(x), 2 * x))(x)
+
+
+@pytest.mark.parametrize(
+    ("f", "routine"),
+    [
+        (sort_of, "sort"),
+        (hf.vmap(sort_of, in_dims=1), "sort"),
+        (lambda x: hf.scan(lambda c, row: (c, sort_of(row)), 0, x), "sort"),
+        (lambda x: hf.take_along_axis(x, sorting.argsort(x), axis=-1), "sort"),
+        (both_of, "argsort"),
+        (others_in_order, "argsort"),
+        (hf.vmap(cotangent_of), "argsort"),
+    ],
+)
+def test_keys_are_sorted_alone_if_their_order_has_no_other_use(
+    f: Any, routine: str
+) -> None:
+    x = rows_of_keys(dtypes.float64, 20, 20)
+    compiled = hf.jit(f)
+    results, expected_results = (flatten(g(x))[0] for g in (compiled, f))
+    for found, expected in zip(results, expected_results, strict=True):
+        assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+    routines = re.findall(r"= (\w*sort)\(", compiled.kernels)
+    assert routines == [routine]
 
 
 @pytest.mark.parametrize("transform", ["value", "grad", "vmap", "jvp of grad"])

@@ -439,6 +439,14 @@ def _run_argsort(arrays: Sequence[NDArray], scalars: Sequence[int]) -> int:
     return 0
 
 
+def _run_sort(arrays: Sequence[NDArray], scalars: Sequence[int]) -> int:
+    keys, out = arrays[:2]
+    order = np.empty(len(keys), np.int64)
+    _run_argsort((keys, order), scalars)
+    out[...] = keys[order]
+    return 0
+
+
 # The sort codes of keys, of at most 64 bits each.
 _CODES: Final = (
     Array("codes", ("n",), "work", "i64"),
@@ -460,6 +468,20 @@ _ARGSORT: Final = Routine(
     order, first in descending.
     """,
     _run_argsort,
+    ("descending",),
+    native=True,
+)
+
+_SORT: Final = Routine(
+    "sort",
+    (
+        Array("keys", ("n",), "in", "any"),
+        Array("out", ("n",), "out", "any"),
+        *_CODES,
+    ),
+    ("n",),
+    """The keys in the order of "argsort".""",
+    _run_sort,
     ("descending",),
     native=True,
 )
@@ -524,6 +546,7 @@ _ALL: Final = (
     _GESDD_VALUES,
     _TRSM,
     _ARGSORT,
+    _SORT,
     _TOP_ORDER,
     CLOCK,
 )

@@ -1,6 +1,6 @@
 """Sorting: argsort, sort, top_k."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from hopflow.loop_ir.expr import (
     unary,
 )
 from hopflow.loop_ir.kernels import Library, Operand, Pointwise
+from hopflow.loop_ir.networks import merge_exchanges, transpositions
 from hopflow.ops import batching
 from hopflow.ops.convert import apply
 from hopflow.ops.deferred import with_elements
@@ -81,7 +82,7 @@ def _in_order(x: Operand, at: Index, descending: bool) -> list[Expr]:
     if x.type.dtype.kind == "f":  # equal floats may have other bits: zeros and NaNs
         return _exchanged(keys, keys, descending)
     low, high = ("max", "min") if descending else ("min", "max")
-    for a, b in _merge_exchanges(len(keys)):
+    for a, b in merge_exchanges(len(keys)):
         pair = keys[a], keys[b]
         keys[a], keys[b] = binary(low, *pair), binary(high, *pair)
     return keys
@@ -99,7 +100,7 @@ def _exchanged(
 ) -> list[Expr]:
     """Return values in the order of their keys."""
     keys, values = [*keys], [*values]
-    for a, b in _transpositions(len(keys)):
+    for a, b in transpositions(len(keys)):
         swaps = _comes_first(keys[b], keys[a], descending)
         for row in (keys, values):
             row[a], row[b] = (
@@ -107,33 +108,6 @@ def _exchanged(
                 select(swaps, row[a], row[b]),
             )
     return values
-
-
-def _transpositions(n: int) -> Iterator[tuple[int, int]]:
-    """Yield the exchanges of neighbours that sort `n` elements and keep the order of
-    equal ones: n rounds of odd-even transposition (D. Knuth, The Art of Computer
-    Programming, volume 3, section 5.3.4)."""
-    for first in range(n):
-        for k in range(first % 2, n - 1, 2):
-            yield k, k + 1
-
-
-def _merge_exchanges(n: int) -> Iterator[tuple[int, int]]:
-    """Yield the exchanges that sort `n` elements by Batcher's merge exchange (D. Knuth,
-    The Art of Computer Programming, volume 3, section 5.2.2, algorithm M): fewer, but
-    equal elements may change places."""
-    half = 1 << (n - 1).bit_length() >> 1
-    p = half
-    while p:
-        q, r, distance = half, 0, p
-        while True:
-            for k in range(n - distance):
-                if k & p == r:
-                    yield k, k + distance
-            if q == p:
-                break
-            distance, q, r = q - p, q >> 1, p
-        p >>= 1
 
 
 def _comes_first(x: Expr, y: Expr, descending: bool) -> Expr:
@@ -157,7 +131,7 @@ def _choose(row: Sequence[Expr], at: Expr, start: int = 0) -> Expr:
     return select(compare("lt", at, index(start + middle)), low, high)
 
 
-_argsort: Final = OpDef(
+argsort_op: Final = OpDef(
     name="argsort",
     promote=None,
     infer=_argsort_infer,  # T[*s, n] -> i64[*s, n]
@@ -218,12 +192,12 @@ _top_order: Final = OpDef(
 )
 
 
-def _short_sort_infer(x: TensorType, **_: bool) -> TensorType:
+def _sort_infer(x: TensorType, **_: bool) -> TensorType:
     return x
 
 
-def _short_sort_run(x: Array, *, descending: bool) -> Array:
-    """The elements of `x` in order along its last axis, which is short.
+def _sort_run(x: Array, *, descending: bool) -> Array:
+    """The elements of `x` in order along its last axis.
 
     All NaNs are equal, and greater than any number.
     """
@@ -231,27 +205,49 @@ def _short_sort_run(x: Array, *, descending: bool) -> Array:
     return np.take_along_axis(x, order, axis=-1)
 
 
-def _short_sort_lower(_types: Types, x: Operand, *, descending: bool) -> Pointwise:
-    return Pointwise(lambda at: _choose(_in_order(x, at, descending), at[-1]))
+def _sort_lower(_types: Types, x: Operand, *, descending: bool) -> Library | Pointwise:
+    n = x.type.shape[-1]
+    if _is_short(n):
+        return Pointwise(lambda at: _choose(_in_order(x, at, descending), at[-1]))
+    return Library(
+        "sort",
+        (x,),
+        scalars=(extent(n), const(descending, dtypes.bool_)),
+        batch=x.type.ndim - 1,
+        workspace=(TensorType(dtypes.int64, (n,)),) * 2,
+    )
 
 
-def _short_sort_jvp(t: Any, _out: Value, x: Value, *, descending: bool) -> Value:
-    return _picked(t, apply(_argsort, x, descending=descending))
+def _sort_jvp(t: Any, _out: Value, x: Value, *, descending: bool) -> Value:
+    return _picked(t, apply(argsort_op, x, descending=descending))
 
 
-_short_sort: Final = OpDef(
-    name="short_sort",
-    promote=None,
-    infer=_short_sort_infer,  # T[*s, n] -> T[*s, n]
-    run=_short_sort_run,
-    lower=_short_sort_lower,
-    jvp=(_short_sort_jvp,),
-    batch=batching.along,
-    samples=(
-        Sample(("T[3, 5]",), {"descending": False}, dtypes.ALL),
-        Sample(("T[8]",), {"descending": True}, dtypes.ALL),
-        Sample(("T[2, 1]",), {"descending": False}),
-    ),
+def _sort_op(name: str, *samples: Sample) -> OpDef:
+    return OpDef(
+        name=name,
+        promote=None,
+        infer=_sort_infer,  # T[*s, n] -> T[*s, n]
+        run=_sort_run,
+        lower=_sort_lower,
+        jvp=(_sort_jvp,),
+        batch=batching.along,
+        samples=samples,
+    )
+
+
+_short_sort: Final = _sort_op(
+    "short_sort",
+    Sample(("T[3, 5]",), {"descending": False}, dtypes.ALL),
+    Sample(("T[8]",), {"descending": True}, dtypes.ALL),
+    Sample(("T[2, 1]",), {"descending": False}),
+)
+# What `hopflow.compiler.passes.sort_values` makes of `argsort` and a gather, whose
+# derivatives read the order.
+sort_op: Final = _sort_op(
+    "sort",
+    Sample(("T[3, 12]",), {"descending": False}, dtypes.ALL),
+    Sample(("T[2, 70]",), {"descending": True}, dtypes.ALL),
+    Sample(("T[2, 0]",), {"descending": False}),
 )
 
 
@@ -284,7 +280,7 @@ def argsort(
     as_flag("argsort", "stable", stable)
     last, axis = _prepared("argsort", x, axis)
     order = apply(
-        _argsort, last, descending=as_flag("argsort", "descending", descending)
+        argsort_op, last, descending=as_flag("argsort", "descending", descending)
     )
     return moved(order, last.ndim - 1, axis)  # type: ignore[no-any-return]
 
@@ -306,7 +302,7 @@ def sort(
     if _is_short(last.shape[-1]):
         result = apply(_short_sort, last, descending=descending)
     else:
-        result = _picked(last, apply(_argsort, last, descending=descending))
+        result = _picked(last, apply(argsort_op, last, descending=descending))
     return moved(result, last.ndim - 1, axis)  # type: ignore[no-any-return]
 
 

@@ -53,7 +53,7 @@ def define(module: Module, name: str, target: CpuTarget) -> None:
     dtype = dtypes.as_dtype(short)
     if routine.startswith("far_"):
         expressions.define_far(module, name, routine.removeprefix("far_"), dtype)
-    elif routine in ("argsort", "top_order"):
+    elif routine.startswith(("argsort", "sort", "top_order")):
         sort.define(module, name, routine, dtype, target)
     elif routine.startswith("gemm"):
         gemm.define(module, name, ROUTINES[routine], dtype, target)

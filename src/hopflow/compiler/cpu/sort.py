@@ -1,22 +1,24 @@
-"""Sorting: the positions of keys in the order of their codes, as Loop IR.
+"""Sorting: the order of keys, or the keys in order, as Loop IR.
 
 Many keys are sorted digit by digit, from the last one (D. Knuth, The Art of Computer
 Programming, volume 3, section 5.2.5): each pass keeps the order of the one before where
-digits are equal. Few keys are merged, which needs no counts of digits; in the shortest
-runs each key is compared with all others. Both are stable.
+digits are equal. Few keys are sorted in short runs by a network of exchanges, and the
+runs are merged. Both are stable.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from hopflow import dtypes
 from hopflow.compiler.cpu.blas import Wrapper
+from hopflow.compiler.cpu.routines import FEW, KEPT, PARTS, code_type
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm.module import Module
 from hopflow.compiler.llvm.types import NARROW_FLOATS, memory_type
 from hopflow.dtypes import DType
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
+from hopflow.loop_ir.networks import merge_exchanges
 from hopflow.loop_ir.program import (
     Assign,
     Binding,
@@ -32,69 +34,67 @@ from hopflow.loop_ir.program import (
 )
 from hopflow.loop_ir.routines import ROUTINES
 
-FEW: Final = 2
-"""Up to this number of keys for each bit of a code are merged: counting digits takes
-as long as the digits that there can be."""
 RUN: Final = 16
-"""The number of keys in a run that is not merged from shorter ones."""
-KEPT: Final = 64
-"""Up to this number of the largest keys are found by one scan."""
+"""The keys of a run that a network sorts, and those of all runs of up to `RUN` keys."""
+LANES: Final = 4
+"""The runs that a network sorts at a time, one in each lane."""
 _DIGIT: Final = 8
 """Bits of a digit. A pass writes to one place for each value of a digit, and these
 places should be in the first-level cache."""
-_LANES: Final = 8
-"""Keys that are compared at a time."""
+_POSITION: Final = 32
+"""Bits of a position in a word with a code."""
 _I64: Final = dtypes.int64
-_CODES: Final = {8: dtypes.uint8, 16: dtypes.uint16, 32: dtypes.uint32}
+_SIGNED: Final = {8: dtypes.int8, 16: dtypes.int16, 32: dtypes.int32}
 
 
 def define(
     module: Module, name: str, routine: str, dtype: DType, target: CpuTarget
 ) -> None:
-    """Define "argsort" or "top_order" for keys of `dtype`."""
-    w = Wrapper(module, name, ROUTINES[routine], dtype, target)
-    if routine == "argsort":
-        descending = e.compare("ne", w.scalars["descending"], e.index(0))
-        _sort(w, w.buffers["out"], w.buffers["workspace"], descending)
+    """Define "argsort", "sort" or "top_order" for keys of `dtype`, or the part of one
+    that `routines.part_of` names."""
+    whole, _, part = routine.rpartition("_")
+    if part not in PARTS:
+        whole, part = routine, ""
+    w = Wrapper(module, name, ROUTINES[whole], dtype, target)
+    if whole == "top_order":
+        _select(w, part)
     else:
-        _select(w)
+        descending = e.compare("ne", w.scalars["descending"], e.index(0))
+        workspace = w.buffers.get("workspace")
+        _sort(_Keys(w, w.buffers["out"], workspace, descending), part)
     w.finish()
     module.define(name, w.f.text)
 
 
-def _sort(w: Wrapper, out: Buffer, workspace: Buffer, descending: Expr) -> None:
-    """Emit code that writes the order of the keys to `out`."""
-    n = w.scalars["n"]
-    source, sink = (Buffer(name, _I64, (n,), "arena") for name in ("source", "sink"))
-    w.memory.place_in_slot(source, w.pointer(out))
-    w.memory.place_in_slot(sink, w.pointer(workspace))
-    order = _Order(w, source, sink, descending)
+class _Keys(NamedTuple):
+    """The keys of a routine, and what it returns.
 
-    def sort(passes: Callable[[_Order], list[Stmt]]) -> None:
-        at = Var("at", _I64)
-        first = For(at, n, [Store(source, (e.read(at),), e.read(at))])
-        w.emitter.body([first, *passes(order)])
-        # An odd number of passes ends in the workspace.
-        in_workspace = Var(w.f.name("ends"), dtypes.bool_)
-        w.emitter.values.constants[in_workspace] = w.f.emit(
-            f"icmp ne ptr {w.pointer(source)}, {w.pointer(out)}"
-        )
-        w.emitter.body([If(e.read(in_workspace), [Copy(out, workspace)])])
-
-    w.emitter.branch(
-        e.compare("le", n, e.index(FEW * _code_type(w.buffers["keys"].dtype).bits)),
-        lambda: sort(lambda order: _Merge(order).passes()),
-        lambda: sort(lambda order: _Radix(order).passes()),
-    )
-
-
-class _Order(NamedTuple):
-    """The operands of a sort, whose passes move positions from `source` to `sink`."""
+    out         the positions of the keys in order; without `workspace`, the keys
+    workspace   as large as `out`
+    """
 
     w: Wrapper
-    source: Buffer
-    sink: Buffer
+    out: Buffer
+    workspace: Buffer | None
     descending: Expr
+
+
+def _sort(keys: _Keys, part: str = "") -> None:
+    """Emit code that sorts.
+
+    Args:
+        part: "few" or "many"; else the code chooses by the number of keys.
+    """
+    w = keys.w
+    sorts: list[Callable[[], None]] = [
+        lambda: w.emitter.body(_Merge(keys).passes()),
+        lambda: _Radix(keys).emit(),
+    ]
+    if part:
+        sorts[PARTS.index(part)]()
+        return
+    most = FEW * code_type(w.buffers["keys"].dtype).bits
+    w.emitter.branch(e.compare("le", w.scalars["n"], e.index(most)), *sorts)
 
 
 def _on_stack(w: Wrapper, count: int, dtype: DType) -> str:
@@ -103,27 +103,99 @@ def _on_stack(w: Wrapper, count: int, dtype: DType) -> str:
 
 
 class _Sort:
-    """What sorts have in common: passes that move codes along with positions.
+    """What sorts have in common: passes that move numbers from one array to another.
 
-    value      the code of `key`
-    old, new   the codes in the order of `source`, and in that of `sink`
+    moved   the arrays of what is moved: codes (or words), and the positions of keys
+            where those are not in the words
+    value   the code of `key`
+    copies  whether the result is keys of which equal ones may have other bits: floats
+    differ  whether some of them have: there is a -0 or a NaN
     """
 
-    def __init__(self, order: _Order) -> None:
-        w, self.source, self.sink, descending = order
-        self.keys, self.n = w.buffers["keys"], w.scalars["n"]
-        self.key = Var("key", self.keys.dtype)
-        self.value = _code(e.read(self.key), descending)
-        self.old, self.new = (
-            Buffer(name, self.value.dtype, (self.n,), "arena")
-            for name in ("old", "new")
-        )
-        for buffer, memory in ((self.old, "codes"), (self.new, "sorted_codes")):
-            w.memory.place_in_slot(buffer, w.pointer(w.buffers[memory]))
+    def __init__(self, keys: _Keys) -> None:
+        self.w, self.out, self.workspace, self.descending = keys
+        self.keys, self.n = self.w.buffers["keys"], self.w.scalars["n"]
+        self.key, self.differ = Var("key", self.keys.dtype), Var("differ", dtypes.bool_)
+        self.value = _code(e.read(self.key), self.descending)
+        self.moved: list[tuple[Buffer, Buffer]] = []
+        self.copies = self.workspace is None and self.keys.dtype.kind == "f"
+
+    def move(self, to: Expr, at: Expr) -> list[Stmt]:
+        """Move a code, and its position, to another place."""
+        return [Store(new, (to,), e.load(old, (at,))) for old, new in self.moved]
 
     def exchange(self) -> list[Stmt]:
         """Make the order that a pass has written that of the next one."""
-        return [Swap(self.old, self.new), Swap(self.source, self.sink)]
+        return [Swap(old, new) for old, new in self.moved]
+
+    def encoded(self, at: Var, write: list[Stmt]) -> list[Stmt]:
+        """Run statements with each `key`."""
+        body: list[Stmt] = [Let(self.key, e.load(self.keys, (e.read(at),))), *write]
+        if not self.copies:
+            return [For(at, self.n, body)]
+        key = _as_float(e.read(self.key))
+        is_zero = e.compare("eq", key, e.const(0, key.dtype))
+        code = e.bitcast(key, code_type(key.dtype))
+        sign = e.const(1 << (code.dtype.bits - 1), code.dtype)
+        is_negative = e.compare("ge", code, sign)
+        other = e.binary(
+            "or", e.unary("isnan", key), e.binary("and", is_zero, is_negative)
+        )
+        note = Assign(self.differ, e.binary("or", e.read(self.differ), other))
+        false = e.const(False, dtypes.bool_)
+        return [Declare(self.differ, false), For(at, self.n, [*body, note])]
+
+    def decoded(self, code_at: Callable[[Expr], Expr]) -> list[Stmt]:
+        """Write the keys in the order of their codes."""
+        at = Var("at", _I64)
+        key = _key(code_at(e.read(at)), self.keys.dtype, self.descending)
+        write = For(at, self.n, [Store(self.out, (e.read(at),), key)])
+        if not self.copies:
+            return [write]
+        return [write, If(e.read(self.differ), self._copy_equal())]
+
+    def _copy_equal(self) -> list[Stmt]:
+        """Write zeros and NaNs once more, with their own bits."""
+        at, zero, nan, less, more, nans = (
+            Var(name, _I64) for name in ("at", "zero", "nan", "less", "more", "nans")
+        )
+        key = _as_float(e.load(self.keys, (e.read(at),)))
+        constant = e.const(0, key.dtype)
+        tests = {
+            less: e.compare("lt", key, constant),
+            more: e.compare("gt", key, constant),
+            nans: e.unary("isnan", key),
+        }
+        count: list[Stmt] = [
+            Assign(number, e.add(e.read(number), e.cast(test, _I64)))
+            for number, test in tests.items()
+        ]
+        first_nan = e.select(self.descending, e.index(0), e.sub(self.n, e.read(nans)))
+        first_zero = e.select(
+            self.descending, e.add(e.read(nans), e.read(more)), e.read(less)
+        )
+        is_zero = e.compare("eq", key, constant)
+        return [
+            *(Declare(number, e.index(0)) for number in tests),
+            For(at, self.n, count),
+            Declare(zero, first_zero),
+            Declare(nan, first_nan),
+            For(
+                at,
+                self.n,
+                [
+                    If(test, self._copy(e.read(at), place))
+                    for test, place in ((is_zero, zero), (tests[nans], nan))
+                ],
+            ),
+        ]
+
+    def _copy(self, at: Expr, place: Var) -> list[Stmt]:
+        to = e.read(place)
+        return [
+            Store(self.out, (to,), e.load(self.keys, (at,))),
+            Assign(place, e.add(to, e.index(1))),
+        ]
 
 
 # --- by digits ------------------------------------------------------------------------
@@ -136,55 +208,84 @@ class _Radix(_Sort):
                and then the place of the next of them
     """
 
-    def __init__(self, order: _Order) -> None:
-        super().__init__(order)
-        w, dtype = order.w, self.value.dtype
+    def __init__(self, keys: _Keys) -> None:
+        super().__init__(keys)
+        w, dtype = self.w, self.value.dtype
+        self._add_moved(dtype, w.buffers["codes"], w.buffers["sorted_codes"])
+        if self.workspace is not None:
+            self._add_moved(_I64, self.out, self.workspace)
         self.code, self.at = Var("code", dtype), Var("at", _I64)
         self.count = dtype.bits // _DIGIT
         shape = e.index(self.count), e.index(1 << _DIGIT)
         self.counts = Buffer("counts", _I64, shape, "arena")
         w.memory.place(self.counts, _on_stack(w, self.count << _DIGIT, _I64))
-        w.clear(self.counts)
 
-    def place(self, number: Expr) -> Index:
+    def _add_moved(self, dtype: DType, old: Buffer, new: Buffer) -> None:
+        pair = (
+            Buffer("old", dtype, (self.n,), "arena"),
+            Buffer("new", dtype, (self.n,), "arena"),
+        )
+        for buffer, memory in zip(pair, (old, new), strict=True):
+            self.w.memory.place_in_slot(buffer, self.w.pointer(memory))
+        self.moved.append(pair)
+
+    def emit(self) -> None:
+        w = self.w
+        w.clear(self.counts)
+        w.emitter.body(self._passes())
+        if self.workspace is None:
+            codes, _ = self.moved[0]
+            w.emitter.body(self.decoded(lambda at: e.load(codes, (at,))))
+            return
+        # An odd number of passes ends in the workspace.
+        _, (positions, _) = self.moved
+        in_workspace = Var(w.f.name("ends"), dtypes.bool_)
+        w.emitter.values.constants[in_workspace] = w.f.emit(
+            f"icmp ne ptr {w.pointer(positions)}, {w.pointer(self.out)}"
+        )
+        copy = Copy(self.out, self.workspace)
+        w.emitter.body([If(e.read(in_workspace), [copy])])
+
+    def _place(self, number: Expr) -> Index:
         """Return the index in the counts of a digit of the code."""
         bits = e.cast(e.mul(number, e.index(_DIGIT)), self.code.dtype)
         rest = e.binary("lshr", e.read(self.code), bits)
         mask = e.const((1 << _DIGIT) - 1, self.code.dtype)
         return number, e.cast(e.binary("and", rest, mask), _I64)
 
-    def passes(self) -> list[Stmt]:
+    def _passes(self) -> list[Stmt]:
         at, number = e.read(self.at), Var("pass", _I64)
         digit = e.read(number)
-        is_shared = e.compare("eq", e.load(self.counts, self.place(digit)), self.n)
+        is_shared = e.compare("eq", e.load(self.counts, self._place(digit)), self.n)
+        (codes, _), *positions = self.moved
         count: list[Stmt] = [
-            Let(self.key, e.load(self.keys, (at,))),
             Let(self.code, self.value),
-            Store(self.old, (at,), e.read(self.code)),
-            *(self.add_one(e.index(p)) for p in range(self.count)),
+            Store(codes, (at,), e.read(self.code)),
+            *(Store(old, (at,), at) for old, _ in positions),
+            *(self._add_one(e.index(p)) for p in range(self.count)),
         ]
         sort: list[Stmt] = [
-            Let(self.code, e.load(self.old, (e.index(0),))),
-            If(e.unary("not", is_shared), self.one_pass(digit)),
+            Let(self.code, e.load(codes, (e.index(0),))),
+            If(e.unary("not", is_shared), self._one_pass(digit)),
         ]
         return [
-            For(self.at, self.n, count),
+            *self.encoded(self.at, count),
             For(number, e.index(self.count), sort),
         ]
 
-    def add_one(self, number: Expr) -> Stmt:
-        place = self.place(number)
+    def _add_one(self, number: Expr) -> Stmt:
+        place = self._place(number)
         return Store(self.counts, place, e.add(e.load(self.counts, place), e.index(1)))
 
-    def one_pass(self, number: Expr) -> list[Stmt]:
-        """Move all positions to the places of their digits."""
-        place, at, to = self.place(number), e.read(self.at), Var("to", _I64)
+    def _one_pass(self, number: Expr) -> list[Stmt]:
+        """Move all codes to the places of their digits."""
+        place, at, to = self._place(number), e.read(self.at), Var("to", _I64)
+        codes, _ = self.moved[0]
         body: list[Stmt] = [
-            Let(self.code, e.load(self.old, (at,))),
+            Let(self.code, e.load(codes, (at,))),
             Let(to, e.load(self.counts, place)),
             Store(self.counts, place, e.add(e.read(to), e.index(1))),
-            Store(self.new, (e.read(to),), e.read(self.code)),
-            Store(self.sink, (e.read(to),), e.load(self.source, (at,))),
+            *self.move(e.read(to), at),
         ]
         return [
             *_sum_before(self.counts, number, e.index(1 << _DIGIT)),
@@ -205,11 +306,17 @@ def _sum_before(counts: Buffer, row: Expr, length: Expr) -> list[Stmt]:
     return [Declare(total, e.index(0)), For(at, length, body)]
 
 
-def _code_type(dtype: DType) -> DType:
-    """Return the dtype of the codes of keys."""
-    if dtype in NARROW_FLOATS:
-        return dtypes.uint32
-    return _CODES.get(max(8, dtype.bits), dtypes.uint64)
+# --- codes ----------------------------------------------------------------------------
+
+
+def _as_float(key: Expr) -> Expr:
+    """Return a float key as one of at least 32 bits."""
+    return e.cast(key, dtypes.float32) if key.dtype in NARROW_FLOATS else key
+
+
+def _complement(code: Expr, is_complemented: Expr) -> Expr:
+    ones, zeros = e.const(-1, code.dtype), e.const(0, code.dtype)
+    return e.binary("xor", code, e.select(is_complemented, ones, zeros))
 
 
 def _code(key: Expr, descending: Expr) -> Expr:
@@ -218,53 +325,70 @@ def _code(key: Expr, descending: Expr) -> Expr:
     -0 equals 0, all NaNs are equal and greater than any number, and in descending order
     the code is complemented.
     """
-    dtype = key.dtype
-    if dtype in NARROW_FLOATS:
-        key, dtype = e.cast(key, dtypes.float32), dtypes.float32
-    to = _code_type(dtype)
-    ones = e.const(-1, to)
+    key = _as_float(key)
+    dtype, to = key.dtype, code_type(key.dtype)
+    sign = e.const(1 << (to.bits - 1), to)
     if dtype.kind == "b":
         code = e.cast(key, to)
+    elif dtype.kind == "f":
+        zero = e.const(0, dtype)
+        number = e.select(e.compare("eq", key, zero), zero, key)
+        code = e.bitcast(number, to)
+        is_negative = e.compare("ge", code, sign)
+        code = e.binary("xor", code, e.select(is_negative, e.const(-1, to), sign))
+        code = e.select(e.unary("isnan", number), e.const(-1, to), code)
     else:
-        sign = e.const(1 << (dtype.bits - 1), to)
-        if dtype.kind == "f":
-            key = e.select(
-                e.compare("eq", key, e.const(0, dtype)), e.const(0, dtype), key
-            )
         code = e.bitcast(key, to)
-        if dtype.kind == "f":
-            is_negative = e.compare("ge", code, sign)
-            code = e.binary("xor", code, e.select(is_negative, ones, sign))
-            code = e.select(e.unary("isnan", key), ones, code)
-        elif dtype.kind == "i":
+        if dtype.kind == "i":
             code = e.binary("xor", code, sign)
-    return e.binary("xor", code, e.select(descending, ones, e.const(0, to)))
+    return _complement(code, descending)
+
+
+def _key(code: Expr, dtype: DType, descending: Expr) -> Expr:
+    """Return a key with a code: of zeros 0, and of NaNs one of them."""
+    code = _complement(code, descending)
+    sign = e.const(1 << (code.dtype.bits - 1), code.dtype)
+    if dtype.kind == "b":
+        return e.cast(code, dtype)
+    if dtype.kind == "f":
+        is_negative = e.compare("lt", code, sign)
+        bits = e.select(is_negative, e.const(-1, code.dtype), sign)
+        wide = dtypes.float32 if dtype in NARROW_FLOATS else dtype
+        return e.cast(e.bitcast(e.binary("xor", code, bits), wide), dtype)
+    if dtype.kind == "i":
+        code = e.binary("xor", code, sign)
+    return e.bitcast(code, dtype)
 
 
 # --- the first ones -------------------------------------------------------------------
 
 
-def _select(w: Wrapper) -> None:
+def _select(w: Wrapper, part: str) -> None:
     """Write the positions of the `k` largest keys.
 
     If `k` is small, one scan keeps the largest so far in order; otherwise all keys are
     sorted.
+
+    Args:
+        part: "few" if `k` is small; else the code chooses.
     """
     k, out = w.scalars["k"], w.buffers["out"]
     first, second = w.buffers["workspace"], w.buffers["other"]
     true = e.const(True, dtypes.bool_)
 
+    def keep_first() -> None:
+        w.emitter.body(_keep_first(w, true))
+
     def sort_all() -> None:
-        _sort(w, first, second, true)
+        _sort(_Keys(w, first, second, true))
         at = Var("at", _I64)
         index = e.read(at)
         w.emitter.body([For(at, k, [Store(out, (index,), e.load(first, (index,)))])])
 
-    w.emitter.branch(
-        e.compare("le", k, e.index(KEPT)),
-        lambda: w.emitter.body(_keep_first(w, true)),
-        sort_all,
-    )
+    if part:
+        keep_first()
+    else:
+        w.emitter.branch(e.compare("le", k, e.index(KEPT)), keep_first, sort_all)
 
 
 def _keep_first(w: Wrapper, descending: Expr) -> list[Stmt]:
@@ -320,111 +444,208 @@ def _keep_first(w: Wrapper, descending: Expr) -> list[Stmt]:
 
 
 class _Merge(_Sort):
-    """A merge sort of short runs, which are sorted by the ranks of their keys.
+    """A merge sort of words on the stack: signed integers in the order of the codes.
 
-    ranks   for each key of a run: the number of keys that go before it
+    If it returns positions, a word has the position of its key in its last bits, or,
+    where it has no room for it, positions are moved along with the words. The number of
+    words is a power of two: beyond the keys, there are words that no key follows.
+
+    size    the number of words
+    run     the words of a sorted run
     """
 
-    def __init__(self, order: _Order) -> None:
-        super().__init__(order)
-        self.ranks = Buffer("ranks", _I64, (e.index(RUN),), "arena")
-        order.w.memory.place(self.ranks, _on_stack(order.w, RUN, _I64))
+    def __init__(self, keys: _Keys) -> None:
+        super().__init__(keys)
+        bits = self.value.dtype.bits
+        self.is_packed = self.workspace is not None and bits <= _POSITION
+        self.word = _I64 if self.is_packed else _SIGNED.get(bits, _I64)
+        most = FEW * bits
+        types = [self.word]
+        if self.workspace is not None and not self.is_packed:
+            types.append(_I64)
+        for dtype in types:
+            pair = tuple(
+                Buffer(name, dtype, (e.index(most),), "arena")
+                for name in ("old", "new")
+            )
+            for buffer in pair:
+                self.w.memory.place_in_slot(buffer, _on_stack(self.w, most, dtype))
+            self.moved.append(pair)  # type: ignore[arg-type]
+        self.size, self.run = Var("size", _I64), Var("run", _I64)
 
     def passes(self) -> list[Stmt]:
-        at, block, run = Var("at", _I64), Var("block", _I64), Var("run", _I64)
-        whole = e.div(self.n, e.index(RUN))
-        first, rest = (e.mul(k, e.index(RUN)) for k in (e.read(block), whole))
-        code: list[Stmt] = [
-            Let(self.key, e.load(self.keys, (e.read(at),))),
-            Store(self.old, (e.read(at),), self.value),
+        at, pad, first = (Var(name, _I64) for name in ("at", "pad", "first"))
+        short, size = e.index(RUN), e.read(self.size)
+        is_short = e.compare("le", self.n, short)
+        word, *position = [old for old, _ in self.moved]
+        end = e.add(self.n, e.read(pad))
+        last = e.const((1 << (self.word.bits - 1)) - 1, self.word)
+        encode: list[Stmt] = [
+            Store(word, (e.read(at),), self._word(self.value, e.read(at))),
+            *(Store(b, (e.read(at),), e.read(at)) for b in position),
         ]
+        fill: list[Stmt] = [
+            Store(word, (end,), last),
+            *(Store(b, (end,), end) for b in position),
+        ]
+        grow = Assign(self.size, e.add(size, size))
+        block = e.mul(e.read(first), e.index(RUN * LANES))
+        blocks = e.div(size, e.index(RUN * LANES))
         return [
-            For(at, self.n, code),
-            For(block, whole, self.ranked(first, e.index(RUN))),
-            *self.ranked(rest, e.sub(self.n, rest)),
-            *self.exchange(),
-            Declare(run, e.index(RUN)),
-            While([], e.compare("lt", e.read(run), self.n), self.one_pass(run)),
-        ]
-
-    def ranked(self, first: Expr, length: Expr) -> list[Stmt]:
-        """Sort the run of at most `RUN` keys from `first` on."""
-        i, other, code = Var("i", _I64), Var("other", _I64), Var("code", self.old.dtype)
-        to, at, each = Var("to", _I64), e.read(i), Binding("vector", _LANES)
-        own = e.load(self.old, (e.add(first, at),))
-        is_after = e.binary(
-            "or",
-            e.compare("lt", e.read(code), own),
-            e.binary(
-                "and",
-                e.compare("eq", e.read(code), own),
-                e.compare("lt", e.read(other), at),
+            Declare(self.size, e.select(is_short, short, e.index(RUN * LANES))),
+            While([], e.compare("lt", size, self.n), [grow]),
+            *self.encoded(at, encode),
+            For(pad, e.sub(size, self.n), fill),
+            If(
+                is_short,
+                self._sorted_runs(e.index(0), RUN // LANES),
+                [For(first, blocks, self._sorted_runs(block, RUN))],
             ),
-        )
-        rank = e.load(self.ranks, (at,))
-        count = Store(self.ranks, (at,), e.add(rank, e.cast(is_after, _I64)))
-        move: list[Stmt] = [
-            Let(to, e.add(first, rank)),
-            Store(self.new, (e.read(to),), own),
-            Store(self.sink, (e.read(to),), e.load(self.source, (e.add(first, at),))),
-        ]
-        compare: list[Stmt] = [
-            Let(code, e.load(self.old, (e.add(first, e.read(other)),))),
-            For(i, length, [count], True, each),
-        ]
-        return [
-            For(i, length, [Store(self.ranks, (at,), e.index(0))], True, each),
-            For(other, length, compare),
-            For(i, length, move),
-        ]
-
-    def one_pass(self, run: Var) -> list[Stmt]:
-        """Merge each two neighbouring runs."""
-        start, middle, end = (Var(name, _I64) for name in ("start", "middle", "end"))
-
-        def later(position: Var) -> Expr:
-            return e.binary("min", self.n, e.add(e.read(position), e.read(run)))
-
-        pair: list[Stmt] = [
-            Let(middle, later(start)),
-            Let(end, later(middle)),
-            *self.merged(e.read(start), e.read(middle), e.read(end)),
-            Assign(start, e.read(end)),
-        ]
-        return [
-            Declare(start, e.index(0)),
-            While([], e.compare("lt", e.read(start), self.n), pair),
             *self.exchange(),
-            Assign(run, e.add(e.read(run), e.read(run))),
+            Declare(self.run, e.select(is_short, e.index(RUN // LANES), short)),
+            While([], e.compare("lt", e.read(self.run), size), self._one_pass()),
+            *self._results(),
         ]
 
-    def merged(self, start: Expr, middle: Expr, end: Expr) -> list[Stmt]:
-        """Merge [start, middle) and [middle, end) without data-dependent branches.
+    def _word(self, code: Expr, at: Expr) -> Expr:
+        word = e.binary("xor", code, e.const(1 << (code.dtype.bits - 1), code.dtype))
+        word = e.bitcast(word, _SIGNED.get(code.dtype.bits, _I64))
+        if not self.is_packed:
+            return word
+        word = e.binary("shl", e.cast(word, _I64), e.index(_POSITION))
+        return e.binary("or", word, at)
 
-        A position past its run is clamped to the last of the run, whose code is then
-        not used.
+    def _results(self) -> list[Stmt]:
+        at = Var("at", _I64)
+        place = (e.read(at),)
+        word = e.load(self.moved[0][0], place)
+        if self.workspace is None:
+            return self.decoded(
+                lambda at: self._code_of(e.load(self.moved[0][0], (at,)))
+            )
+        position = (
+            e.binary("and", word, e.index((1 << _POSITION) - 1))
+            if self.is_packed
+            else e.load(self.moved[1][0], place)
+        )
+        return [For(at, self.n, [Store(self.out, place, position)])]
+
+    def _code_of(self, word: Expr) -> Expr:
+        code = e.bitcast(word, self.value.dtype)
+        return e.binary("xor", code, e.const(1 << (code.dtype.bits - 1), code.dtype))
+
+    def _sorted_runs(self, first: Expr, length: int) -> list[Stmt]:
+        """Sort `LANES` runs of some words from `first` on, each in one lane."""
+        lane = Var("lane", _I64)
+        run = e.add(first, e.mul(e.read(lane), e.index(length)))
+        places = [e.add(run, e.index(k)) for k in range(length)]
+        # Equal words have no order. Other words are taken in that of their positions.
+        sources = places
+        if len(self.moved) == 1:
+            row = e.add(first, e.read(lane))
+            sources = [e.add(row, e.index(k * LANES)) for k in range(length)]
+        body: list[Stmt] = []
+
+        def let(value: Expr) -> Expr:
+            var = Var("word", value.dtype)
+            body.append(Let(var, value))
+            return e.read(var)
+
+        rows = [
+            [let(e.load(old, (place,))) for old, _ in self.moved] for place in sources
+        ]
+        for a, b in merge_exchanges(length):
+            low, high = rows[a], rows[b]
+            if len(low) == 1:
+                pair = low[0], high[0]
+                rows[a] = [let(e.binary("min", *pair))]
+                rows[b] = [let(e.binary("max", *pair))]
+                continue
+            swaps = let(_goes_before(high, low))
+            pairs = [*zip(low, high, strict=True)]
+            rows[a] = [let(e.select(swaps, y, x)) for x, y in pairs]
+            rows[b] = [let(e.select(swaps, x, y)) for x, y in pairs]
+        body += [
+            Store(new, (place,), value)
+            for place, row in zip(places, rows, strict=True)
+            for (_, new), value in zip(self.moved, row, strict=True)
+        ]
+        return [For(lane, e.index(LANES), body, True, Binding("vector", LANES))]
+
+    def _one_pass(self) -> list[Stmt]:
+        """Merge each two neighbouring runs."""
+        pair, run = Var("pair", _I64), e.read(self.run)
+        both = e.add(run, run)
+        start = e.mul(e.read(pair), both)
+        return [
+            For(pair, e.div(e.read(self.size), both), self._merged(start, run)),
+            *self.exchange(),
+            Assign(self.run, both),
+        ]
+
+    def _merged(self, start: Expr, run: Expr) -> list[Stmt]:
+        """Merge two runs without data-dependent branches, from both ends at a time.
+
+        Each end takes as many words as a run has, so that no run is left before the
+        last step. The steps of the two ends do not wait for each other.
         """
-        left, right, at = Var("left", _I64), Var("right", _I64), Var("step", _I64)
-        x, y = (Var(name, self.old.dtype) for name in ("x", "y"))
-        take, one = Var("take", dtypes.bool_), e.index(1)
-        from_left = e.binary("min", e.read(left), e.sub(middle, one))
-        from_right = e.binary("min", e.read(right), e.sub(end, one))
-        left_done = e.compare("ge", e.read(left), middle)
-        right_remains = e.compare("lt", e.read(right), end)
-        before = e.binary("or", left_done, e.compare("lt", e.read(y), e.read(x)))
-        taken, to = e.cast(e.read(take), _I64), (e.add(start, e.read(at)),)
-        sources = [e.load(self.source, (k,)) for k in (from_right, from_left)]
-        body: list[Stmt] = [
-            Let(x, e.load(self.old, (from_left,))),
-            Let(y, e.load(self.old, (from_right,))),
-            Let(take, e.binary("and", right_remains, before)),
-            Store(self.new, to, e.select(e.read(take), e.read(y), e.read(x))),
-            Store(self.sink, to, e.select(e.read(take), *sources)),
-            Assign(right, e.add(e.read(right), taken)),
-            Assign(left, e.add(e.read(left), e.sub(one, taken))),
-        ]
+        at, last = Var("step", _I64), e.sub(e.add(run, run), e.index(1))
+        left, right, left_end, right_end = (
+            Var(name, _I64) for name in ("left", "right", "left_end", "right_end")
+        )
+        forward = e.add(start, e.read(at))
+        backward = e.sub(e.add(start, last), e.read(at))
         return [
             Declare(left, start),
-            Declare(right, middle),
-            For(at, e.sub(end, start), body),
+            Declare(right, e.add(start, run)),
+            Declare(left_end, e.add(start, e.sub(run, e.index(1)))),
+            Declare(right_end, e.add(start, last)),
+            For(
+                at,
+                run,
+                [
+                    *self._taken(left, right, forward, 1),
+                    *self._taken(left_end, right_end, backward, -1),
+                ],
+            ),
         ]
+
+    def _taken(self, left: Var, right: Var, to: Expr, by: int) -> list[Stmt]:
+        """Move the first (`by` 1) or the last (-1) of two words, each of a run.
+
+        Of equal words that of the left run comes first.
+        """
+        words, _ = self.moved[0]
+        x, y = (Var(name, words.dtype) for name in ("x", "y"))
+        test, takes = (e.read(y), e.read(x)), Var("takes", dtypes.bool_)
+        is_right = e.compare("lt", *test) if by > 0 else e.compare("ge", *test)
+        chosen = e.cast(e.read(takes), _I64)
+        at_left, at_right = (e.read(left),), (e.read(right),)
+        moves: list[Stmt] = [
+            Store(
+                new,
+                (to,),
+                e.select(e.read(takes), e.load(old, at_right), e.load(old, at_left)),
+            )
+            for old, new in self.moved
+        ]
+        steps = (right, chosen), (left, e.sub(e.index(1), chosen))
+        return [
+            Let(x, e.load(words, at_left)),
+            Let(y, e.load(words, at_right)),
+            Let(takes, is_right),
+            *moves,
+            *(
+                Assign(var, e.add(e.read(var), e.mul(e.index(by), taken)))
+                for var, taken in steps
+            ),
+        ]
+
+
+def _goes_before(x: Sequence[Expr], y: Sequence[Expr]) -> Expr:
+    """Return whether a word and its position come before others."""
+    (code, position), (other, after) = x, y
+    is_equal = e.binary(
+        "and", e.compare("eq", code, other), e.compare("lt", position, after)
+    )
+    return e.binary("or", e.compare("lt", code, other), is_equal)

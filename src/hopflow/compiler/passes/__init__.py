@@ -13,6 +13,7 @@ from hopflow.compiler.passes.expand import expand_inlines
 from hopflow.compiler.passes.outline import outline_calls
 from hopflow.compiler.passes.own_symbols import own_symbols
 from hopflow.compiler.passes.small_matrices import small_matrices
+from hopflow.compiler.passes.sort_values import sort_values
 from hopflow.compiler.passes.stack_products import stack_products
 from hopflow.compiler.passes.sum_products import sum_products
 from hopflow.graph.core import Graph
@@ -22,6 +23,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     outline_calls,
     expand_inlines,
     forward_results,
+    sort_values,
     add_updates,
     compose,
     small_matrices,

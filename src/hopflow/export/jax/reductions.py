@@ -115,7 +115,7 @@ def _argsort(site: Site, x: Array, *, descending: bool) -> Array:
     return _ordered(site, x, site.types[0].shape[-1], descending=descending)
 
 
-def _short_sort(site: Site, x: Array, *, descending: bool) -> Array:
+def _sort(site: Site, x: Array, *, descending: bool) -> Array:
     return site.jnp.sort(x, axis=-1, stable=True, descending=descending)
 
 
@@ -151,6 +151,7 @@ RULES: Final[dict[str, Callable[..., Any]]] = {
     "reduce_prod": _total("prod"),
     "reduce_sum": _total("sum"),
     "searchsorted": _searchsorted,
-    "short_sort": _short_sort,
+    "short_sort": _sort,
+    "sort": _sort,
     "top_order": _top_order,
 }

@@ -207,7 +207,7 @@ def _top_order(site: Site, x: Value, *, count: Size) -> Value:
     return _sorted(site, x, count, descending=True)
 
 
-def _short_sort(site: Site, x: Value, *, descending: bool) -> Value:
+def _sort(site: Site, x: Value, *, descending: bool) -> Value:
     order = _argsort(site, x, descending=descending)
     return site("GatherElements", x, order, axis=-1)
 
@@ -235,6 +235,7 @@ RULES: Final[dict[str, Callable[..., Any]]] = {
     "reduce_or": _all_or_any("ReduceMax"),
     "reduce_prod": _float_reduction("ReduceProd"),
     "reduce_sum": _float_reduction("ReduceSum"),
-    "short_sort": _short_sort,
+    "short_sort": _sort,
+    "sort": _sort,
     "top_order": _top_order,
 }
