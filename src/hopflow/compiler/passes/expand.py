@@ -1,11 +1,14 @@
-"""Inline nodes that lower to a graph.
+"""Inline nodes that lower to a graph, and branches that a constant selects.
 
 Examples are `associative_scan` and `invoke_subgraph`; later passes then see the nodes
-of the graph. Other nodes get subgraphs that they do not share.
+of the graph. Other nodes get subgraphs that they do not share. Integers and bools that
+are computed from constants alone are constants, as the selectors of branches often are.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+
+import numpy as np
 
 from hopflow.errors import OperatorError, RuleReadError
 from hopflow.graph.core import (
@@ -17,10 +20,17 @@ from hopflow.graph.core import (
     match_shapes,
     plain_symbol,
 )
-from hopflow.graph.regions import bind_symbols, has_regions, own_regions
-from hopflow.graph.rewriting import inline, replace_uses, substitute_symbols
-from hopflow.graph.types import SYMBOL_TYPE, differing
-from hopflow.loop_ir.kernels import Inline
+from hopflow.graph.regions import Region, bind_symbols, has_regions, own_regions
+from hopflow.graph.rewriting import (
+    effects,
+    inline,
+    replace_uses,
+    substitute_symbols,
+    symbols_of,
+)
+from hopflow.graph.types import SYMBOL_TYPE, TensorType, differing
+from hopflow.loop_ir.kernels import Branch, Inline
+from hopflow.ops.opdef import OpDef
 from hopflow.symbolic.size import Size, Symbol
 
 
@@ -35,15 +45,23 @@ def _expand(graph: Graph, owned: set[Graph]) -> None:
     while at < len(graph.nodes):
         node = graph.nodes[at]
         if not has_regions(node):
-            at += 1
+            constant = _folded(node)
+            if constant is None:
+                at += 1
+            else:
+                del graph.nodes[at]
+                replace_uses(graph, {node.results[0]: constant})
             continue
         types = tuple(v.type for v in node.results)
         region = node.op.lower(types, *node.args, **node.params)
+        if isinstance(region, Branch):
+            region = _selected(region, types)
         if isinstance(region, Inline):
             _check(node, region)
             region = _with_values(region, graph)
         if not isinstance(region, Inline) or _reads_sizes(region):
             for inner in own_regions(node, owned).regions:
+                replace_uses(inner.graph, _constant_inputs(inner, node))
                 _expand(inner.graph, owned)
             at += 1
             continue
@@ -55,6 +73,46 @@ def _expand(graph: Graph, owned: set[Graph]) -> None:
         _number(graph.nodes[at : len(graph.nodes) - rest], node)
         replace_uses(graph, dict(zip(node.results, outputs, strict=True)))
         _rename_sizes(graph, node, outputs)
+
+
+def _folded(node: Node) -> Constant | None:
+    """Return the integer or the bool that a node computes from constants, or None."""
+    if type(node.op) is not OpDef or len(node.results) != 1 or effects(node):
+        return None
+    type_, constants = node.results[0].type, node.args
+    if node.symbol is not None or not _is_whole(type_) or any(symbols_of(node)):
+        return None
+    if not all(isinstance(a, Constant) and _is_whole(a.type) for a in constants):
+        return None
+    values = [np.asarray(a.value, a.type.dtype.dtype) for a in constants]  # type: ignore[union-attr]
+    with np.errstate(all="ignore"):
+        result = np.asarray(node.op.run(*values, **node.params))
+    return Constant(result.item(), type_.strong())
+
+
+def _is_whole(type_: TensorType) -> bool:
+    return type_.ndim == 0 and type_.dtype.kind in "biu"
+
+
+def _constant_inputs(region: Region, node: Node) -> dict[Var, Arg]:
+    """Return the inputs of a region that are the same constant in each of its runs."""
+    inputs: dict[Var, Arg] = {}
+    for var, port in region.ports:
+        if port.role in ("invariant", "operand") and port.at is not None:
+            arg = node.args[port.at]
+            if isinstance(arg, Constant) and _is_whole(arg.type):
+                inputs[var] = arg
+    return inputs
+
+
+def _selected(region: Branch, types: Sequence[TensorType]) -> Branch | Inline:
+    """Return the branch that runs if a constant selects it, else all of them."""
+    if not isinstance(region.selector, Constant):
+        return region
+    graph = region.branches[int(region.selector.value)]
+    if differing(types, graph.out_types):
+        return region  # the results have sizes that all branches share
+    return Inline(graph, region.operands)
 
 
 def _check(node: Node, region: Inline) -> None:
