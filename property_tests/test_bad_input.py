@@ -13,6 +13,8 @@ import hopflow as hf
 from hopflow.errors import CompileError, GraphError, HopflowError, LoopIRError
 from hopflow.ops.opdef import OpDef
 
+pytestmark = pytest.mark.slow
+
 OURS: Final = (CompileError, GraphError, LoopIRError)
 """Errors that say that hopflow has a defect."""
 

@@ -25,7 +25,7 @@ from hopflow.testing.plain import Plain
 from hopflow.testing.requires import load, requires
 
 hf: Any = hopflow
-pytestmark = pytest.mark.usefixtures("guarded")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded")]
 
 SIZES: Final = (0, 1, 5, 17)
 Case = Callable[[Any, Any, Any], Any]

@@ -17,6 +17,8 @@ from hopflow.errors import CompileError, GraphError, HopflowError, LoopIRError
 from hopflow.ops.opdef import OpDef
 from hopflow.tensor import EagerTensor
 
+pytestmark = pytest.mark.slow
+
 
 class Good(NamedTuple):
     """Arguments that a public callable takes: all of them, so that each can be spoilt.

@@ -13,6 +13,8 @@ from hopflow.errors import (
 )
 from hopflow.testing.requires import requires
 
+pytestmark = pytest.mark.slow
+
 JVP: Any = hf.custom_jvp
 VJP: Any = hf.custom_vjp
 

@@ -22,6 +22,8 @@ from hopflow.dtypes import DType
 from hopflow.testing.executions import agree
 from hopflow.trace.outside import watch
 
+pytestmark = pytest.mark.slow
+
 hf: Any = hopflow
 
 X = hf.asarray(np.linspace(0.5, 1.5, 3, dtype=np.float32))

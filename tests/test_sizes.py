@@ -43,6 +43,8 @@ from hopflow.tensor import EagerTensor
 from hopflow.testing.kernels import sample_arrays
 from hopflow.trace.tracer import Tracer
 
+pytestmark = pytest.mark.slow
+
 
 class Sized:
     """An environment, and types whose every size is a backed symbol of it."""

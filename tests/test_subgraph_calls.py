@@ -17,6 +17,8 @@ import hopflow as hf
 from hopflow import pytree
 from hopflow.errors import EndlessTraceError, TraceError
 
+pytestmark = pytest.mark.slow
+
 MANY = 20
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4, 8))
