@@ -39,6 +39,7 @@ from hopflow.graph.core import Graph
 from hopflow.loop_ir import walk
 from hopflow.loop_ir.kernels import Library
 from hopflow.loop_ir.program import Call, Program
+from hopflow.loop_ir.routines import ROUTINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +153,6 @@ def _provide(unit: Unit, program: Program) -> None:
 
 # --- what native code cannot have -----------------------------------------------------
 
-_OWN: Final = ("gemm", "argsort", "top_order")
-"""The beginnings of the names of the routines that are native code of hopflow."""
-
-
 def _refuse(graph: Graph, program: Program) -> None:
     """
     Raises:
@@ -165,7 +162,7 @@ def _refuse(graph: Graph, program: Program) -> None:
         s.routine
         for p in (program, *walk.functions(program))
         for s in walk.statements(p.body)
-        if isinstance(s, Call) and not s.routine.startswith(_OWN)
+        if isinstance(s, Call) and not ROUTINES[s.routine].native
     }
     if not called:
         return
