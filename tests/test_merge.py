@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.test_gangs import target
 
 import hopflow as hf
 from hopflow.compiler.cpu.target import host
+from hopflow.compiler.pipeline import Executable
 from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.summary import NO_SHIFT, Summary
 from hopflow.dtypes import float32, int64
@@ -238,3 +240,25 @@ def test_a_sum_has_the_same_bits_whatever_is_known_of_its_size(n: int) -> None:
     dynamic(x[:-1])
     assert np.asarray(dynamic(x)).tobytes() == want
     assert np.asarray(beside(x)[0]).tobytes() == want
+
+
+@pytest.mark.parametrize("cpu", ["host", "avx2"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_sum_of_any_size_has_the_same_bits(dtype: str, cpu: str) -> None:
+    """CPUs without masks run the rest of a vector loop one by one, in the lanes.
+
+    Sums of three and four elements are written out, one after the other.
+    """
+
+    def sums(x: Any) -> Any:
+        return hf.sum(x), hf.max(x * x), hf.sum(x * 2)
+
+    random = np.random.default_rng(0)
+    known = np.dtype(dtype)
+    dynamic = hf.trace(sums, np.ones(7, known), mode="symbolic")
+    any_size = Executable(dynamic.graph, target=target(cpu))
+    for n in (1, 2, 5, 6, 7, 8, 9, 12, 17, 31, 32, 33, 47, 64, 67, 100, 130):
+        x = hf.asarray(random.normal(size=n).astype(known))
+        one_size = Executable(hf.trace(sums, x).graph, target=target(cpu))
+        for found, wanted in zip(any_size([x]), one_size([x]), strict=True):
+            assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()

@@ -8,8 +8,8 @@ LLVM takes long for it. If it has many shuffles, its vectors are single register
 the same reason, which add to the registers of a sum by turns.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from hopflow.compiler.cpu.affine import Affine, Form
@@ -87,7 +87,7 @@ class VectorLoop(LaneLoop):
             self._split_accumulators()
         f = emitter.f
         for var in (*self.accumulators, *self._declared):
-            count = self.width * (self._parts if var in self.accumulators else 1)
+            count = self._lanes_of_sums if var in self.accumulators else self.width
             self.slots[var] = f.slot(register_type(var.dtype, count), var.name)
 
     def _grouped(self) -> Groups:
@@ -188,7 +188,7 @@ class VectorLoop(LaneLoop):
 
     def _clear_accumulators(self) -> None:
         for var, combine in self.accumulators.items():
-            type_, width = register_type(var.dtype), self.width * self._parts
+            type_, width = register_type(var.dtype), self._lanes_of_sums
             value = splat(type_, operations.neutral(combine, var.dtype), width)
             self.emitter.f.do(
                 f"store {lanes(type_, width)} {value}, ptr {self.slots[var]}"
@@ -359,20 +359,71 @@ class VectorLoop(LaneLoop):
         return FEW * (int(stop) - int(whole)) <= int(whole) // self.width
 
     def _one_by_one(self, start: str, stop: str, trips: Expr) -> None:
-        """Emit iterations, at least one, as a scalar loop."""
-        emitter = self.emitter
+        """Emit iterations, at least one, as scalar code."""
+        emitter, f = self.emitter, self.emitter.f
 
-        def iteration(position: str) -> None:
+        def iteration(position: str, at: str = "") -> None:
             emitter.values.constants[self.var] = position
-            emitter.body(self.s.body)
+            with self._element_of_sums(sums, at or position):
+                emitter.body(self.s.body)
 
-        emitter.unpolled_loop(start, stop, 1, trips, iteration)
+        with self._sums_in_memory() as sums:
+            few = sums and self.s.extent.is_const and not self._is_large()
+            if few and int(stop) - int(start) <= MAX_UNROLLED:
+                for at in range(int(start), int(stop)):
+                    with emitter.values.scope():
+                        iteration(f.emit(f"add i64 {at}, 0"), str(at))
+            else:
+                emitter.unpolled_loop(start, stop, 1, trips, iteration)
+
+    @contextmanager
+    def _sums_in_memory(self) -> Iterator[dict[Var, str]]:
+        """Yield the addresses of copies of the accumulators of floats.
+
+        Iterations that run one by one add to the element that their lane of a vector
+        has: the order of additions must not depend on whether the extent is static. A
+        pointer that only the run knows would keep the accumulators of the vectors out
+        of registers.
+        """
+        f = self.emitter.f
+        floats = [v for v in self.accumulators if v.dtype.kind == "f"]
+        types = {v: lanes(register_type(v.dtype), self._lanes_of_sums) for v in floats}
+        sums = {v: f.slot(t, f"{v.name}_rest") for v, t in types.items()}
+        for source, target in ((self.slots, sums), (sums, self.slots)):
+            for v, t in types.items():
+                f.do(
+                    f"store {t} {f.emit(f'load {t}, ptr {source[v]}')}, ptr {target[v]}"
+                )
+            if target is sums:
+                yield sums
+
+    @property
+    def _lanes_of_sums(self) -> int:
+        return self.width * self._parts
+
+    @contextmanager
+    def _element_of_sums(
+        self, sums: Mapping[Var, str], position: str
+    ) -> Iterator[None]:
+        """Let scalar code accumulate in the elements of an iteration's lane."""
+        f, slots = self.emitter.f, self.emitter.values.slots
+        kept = {v: slots[v] for v in sums}
+        lane, most = position, self._lanes_of_sums - 1
+        if position.startswith("%") and sums:
+            lane = f.emit(f"and i64 {position}, {most}")
+        elif sums:
+            lane = str(int(position) & most)
+        for v, address in sums.items():
+            t = register_type(v.dtype)
+            slots[v] = f.emit(f"getelementptr {t}, ptr {address}, i64 {lane}")
+        yield
+        slots.update(kept)
 
     def _finish(self) -> None:
         """Combine the lanes of the accumulators, always in the same tree."""
         emitter, f = self.emitter, self.emitter.f
         for var, combine in self.accumulators.items():
-            type_, width = register_type(var.dtype), self.width * self._parts
+            type_, width = register_type(var.dtype), self._lanes_of_sums
             value = f.emit(f"load {lanes(type_, width)}, ptr {self.slots[var]}")
             is_extremum = combine in ("min", "max") and var.dtype.kind == "f"
             if is_extremum and width > 2 and not f.module.has_extrema:

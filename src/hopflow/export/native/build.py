@@ -153,6 +153,7 @@ def _provide(unit: Unit, program: Program) -> None:
 
 # --- what native code cannot have -----------------------------------------------------
 
+
 def _refuse(graph: Graph, program: Program) -> None:
     """
     Raises:
