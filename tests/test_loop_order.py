@@ -102,7 +102,7 @@ def test_rows_that_need_each_other_stay_inside_the_steps(body: Any) -> None:
 def test_small_arrays_are_left_alone() -> None:
     step = hf.jit(lambda x: hf.scan(lambda c, _: (c * 0.5, None), x, length=3)[0])
     step(some(1000))
-    # There are no blocks but those of gangs, of one vector, which narrower vectors make.
+    # There are no blocks but those of gangs, each of one vector.
     assert "_block" not in step.loop_ir or "gang" in step.loop_ir
 
 
