@@ -156,13 +156,14 @@ def _written_out(steps: For) -> list[Simple] | None:
 
 def _with_sums(s: Stmt) -> list[Stmt]:
     """Return what a vector loop adds up, in the order in which it combines its lanes:
-    the second half is added to the first one, and so on. Other statements stay."""
+    the second half is added to the first one, and so on. So is what follows on one
+    vector: it is added in the lanes. Other statements stay."""
     if not isinstance(s, For) or s.binding.kind != "vector":
         return [s]
     count, sums = s.extent.attr, [x for x in s.body if isinstance(x, Accumulate)]
     if not all(isinstance(x, Let | Store | Accumulate) for x in s.body):
         return [s]
-    if all(map(is_order_free, s.body)) or count > s.binding.width:
+    if all(map(is_order_free, s.body)) or count > 2 * s.binding.width:
         return [s]
     lanes: dict[Accumulate, list[Expr]] = {x: [] for x in sums}
     straight: list[Stmt] = []
