@@ -219,6 +219,7 @@ def cotangent_of(x: Value) -> Any:
         (lambda x: hf.scan(lambda c, row: (c, sort_of(row)), 0, x), "sort"),
         (lambda x: hf.take_along_axis(x, sorting.argsort(x), axis=-1), "sort"),
         (both_of, "argsort"),
+        (lambda x: hf.take_along_axis(x[:, :5], sorting.argsort(x[:, :5])), ""),
         (others_in_order, "argsort"),
         (hf.vmap(cotangent_of), "argsort"),
     ],
@@ -232,7 +233,7 @@ def test_keys_are_sorted_alone_if_their_order_has_no_other_use(
     for found, expected in zip(results, expected_results, strict=True):
         np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
     routines = re.findall(r"= (\w*sort)\(", compiled.kernels)
-    assert routines == [routine]
+    assert routines == ([routine] if routine else [])
 
 
 @pytest.mark.parametrize("transform", ["value", "grad", "vmap", "jvp of grad"])

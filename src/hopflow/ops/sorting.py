@@ -61,7 +61,7 @@ def _argsort_lower(
     _types: Types, x: Operand, *, descending: bool
 ) -> Library | Pointwise:
     n = x.type.shape[-1]
-    if _is_short(n):
+    if is_short(n):
         return Pointwise(lambda at: _choose(_order(x, at, descending), at[-1]))
     return Library(
         "argsort",
@@ -72,7 +72,8 @@ def _argsort_lower(
     )
 
 
-def _is_short(n: Size) -> bool:
+def is_short(n: Size) -> bool:
+    """Return whether an axis is sorted by comparisons."""
     return isinstance(n, int) and 0 < n <= SHORT
 
 
@@ -166,7 +167,7 @@ def _top_order_run(x: Array, *, count: int) -> Array:
 
 def _top_order_lower(_types: Types, x: Operand, *, count: Size) -> Library | Pointwise:
     n = x.type.shape[-1]
-    if _is_short(n):
+    if is_short(n):
         return Pointwise(lambda at: _choose(_order(x, at, descending=True), at[-1]))
     return Library(
         "top_order",
@@ -207,7 +208,7 @@ def _sort_run(x: Array, *, descending: bool) -> Array:
 
 def _sort_lower(_types: Types, x: Operand, *, descending: bool) -> Library | Pointwise:
     n = x.type.shape[-1]
-    if _is_short(n):
+    if is_short(n):
         return Pointwise(lambda at: _choose(_in_order(x, at, descending), at[-1]))
     return Library(
         "sort",
@@ -242,7 +243,7 @@ _short_sort: Final = _sort_op(
     Sample(("T[2, 1]",), {"descending": False}),
 )
 # What `hopflow.compiler.passes.sort_values` makes of `argsort` and a gather, whose
-# derivatives read the order.
+# derivatives read the order. Files of exported programs have the operation above.
 sort_op: Final = _sort_op(
     "sort",
     Sample(("T[3, 12]",), {"descending": False}, dtypes.ALL),
@@ -299,7 +300,7 @@ def sort(
     as_flag("sort", "stable", stable)
     last, axis = _prepared("sort", x, axis)
     descending = as_flag("sort", "descending", descending)
-    if _is_short(last.shape[-1]):
+    if is_short(last.shape[-1]):
         result = apply(_short_sort, last, descending=descending)
     else:
         result = _picked(last, apply(argsort_op, last, descending=descending))

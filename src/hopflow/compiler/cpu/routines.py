@@ -85,10 +85,10 @@ def _cost(name: str, scalars: list[Expr]) -> Cost:
 
 
 def part_of(routine: str, dtype: DType, scalars: Sequence[Expr]) -> str:
-    """Return the name of the part of a routine that sorts keys of `dtype`.
+    """Return the name of the part of a routine that sorts keys of `dtype`, if the
+    numbers of keys are known: to compile the other part takes as long.
 
-    To compile the other part takes as long. It is the whole routine if only the run
-    knows the numbers of keys.
+    A "top_order" of few has no sort; that of many is the whole routine.
     """
     number = scalars[1 if routine == "top_order" else 0]
     if not number.is_const:

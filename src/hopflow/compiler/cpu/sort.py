@@ -120,6 +120,16 @@ class _Sort:
         self.moved: list[tuple[Buffer, Buffer]] = []
         self.copies = self.workspace is None and self.keys.dtype.kind == "f"
 
+    def add_moved(self, dtype: DType, size: Expr, old: str, new: str) -> None:
+        """Add two arrays in the memory at two addresses."""
+        pair = (
+            Buffer("old", dtype, (size,), "arena"),
+            Buffer("new", dtype, (size,), "arena"),
+        )
+        for buffer, address in zip(pair, (old, new), strict=True):
+            self.w.memory.place_in_slot(buffer, address)
+        self.moved.append(pair)
+
     def move(self, to: Expr, at: Expr) -> list[Stmt]:
         """Move a code, and its position, to another place."""
         return [Store(new, (to,), e.load(old, (at,))) for old, new in self.moved]
@@ -211,23 +221,16 @@ class _Radix(_Sort):
     def __init__(self, keys: _Keys) -> None:
         super().__init__(keys)
         w, dtype = self.w, self.value.dtype
-        self._add_moved(dtype, w.buffers["codes"], w.buffers["sorted_codes"])
+        codes = w.buffers["codes"], w.buffers["sorted_codes"]
+        self.add_moved(dtype, self.n, *map(w.pointer, codes))
         if self.workspace is not None:
-            self._add_moved(_I64, self.out, self.workspace)
+            positions = self.out, self.workspace
+            self.add_moved(_I64, self.n, *map(w.pointer, positions))
         self.code, self.at = Var("code", dtype), Var("at", _I64)
         self.count = dtype.bits // _DIGIT
         shape = e.index(self.count), e.index(1 << _DIGIT)
         self.counts = Buffer("counts", _I64, shape, "arena")
         w.memory.place(self.counts, _on_stack(w, self.count << _DIGIT, _I64))
-
-    def _add_moved(self, dtype: DType, old: Buffer, new: Buffer) -> None:
-        pair = (
-            Buffer("old", dtype, (self.n,), "arena"),
-            Buffer("new", dtype, (self.n,), "arena"),
-        )
-        for buffer, memory in zip(pair, (old, new), strict=True):
-            self.w.memory.place_in_slot(buffer, self.w.pointer(memory))
-        self.moved.append(pair)
 
     def emit(self) -> None:
         w = self.w
@@ -464,13 +467,8 @@ class _Merge(_Sort):
         if self.workspace is not None and not self.is_packed:
             types.append(_I64)
         for dtype in types:
-            pair = tuple(
-                Buffer(name, dtype, (e.index(most),), "arena")
-                for name in ("old", "new")
-            )
-            for buffer in pair:
-                self.w.memory.place_in_slot(buffer, _on_stack(self.w, most, dtype))
-            self.moved.append(pair)  # type: ignore[arg-type]
+            memory = [_on_stack(self.w, most, dtype) for _ in range(2)]
+            self.add_moved(dtype, e.index(most), *memory)
         self.size, self.run = Var("size", _I64), Var("run", _I64)
 
     def passes(self) -> list[Stmt]:
@@ -516,19 +514,14 @@ class _Merge(_Sort):
         return e.binary("or", word, at)
 
     def _results(self) -> list[Stmt]:
-        at = Var("at", _I64)
-        place = (e.read(at),)
-        word = e.load(self.moved[0][0], place)
+        old = [old for old, _ in self.moved]
         if self.workspace is None:
-            return self.decoded(
-                lambda at: self._code_of(e.load(self.moved[0][0], (at,)))
-            )
-        position = (
-            e.binary("and", word, e.index((1 << _POSITION) - 1))
-            if self.is_packed
-            else e.load(self.moved[1][0], place)
-        )
-        return [For(at, self.n, [Store(self.out, place, position)])]
+            return self.decoded(lambda at: self._code_of(e.load(old[0], (at,))))
+        at = Var("at", _I64)
+        position = e.load(old[-1], (e.read(at),))
+        if self.is_packed:
+            position = e.binary("and", position, e.index((1 << _POSITION) - 1))
+        return [For(at, self.n, [Store(self.out, (e.read(at),), position)])]
 
     def _code_of(self, word: Expr) -> Expr:
         code = e.bitcast(word, self.value.dtype)

@@ -347,7 +347,7 @@ class VectorLoop(LaneLoop):
         elif has_masks and not is_one and not self._are_few(whole, stop):
             self._run(whole, self.mask(whole, stop))
         else:
-            self._one_by_one(whole, stop, e.index(self.width))
+            self._one_by_one(whole, stop, e.index(self._lanes_of_sums))
         if not is_static:
             f.branch(f"all.{name}")
             f.start(f"all.{name}")
@@ -361,23 +361,29 @@ class VectorLoop(LaneLoop):
     def _one_by_one(self, start: str, stop: str, trips: Expr) -> None:
         """Emit iterations, at least one, as scalar code."""
         emitter, f = self.emitter, self.emitter.f
+        most = self._lanes_of_sums - 1
 
-        def iteration(position: str, at: str = "") -> None:
+        def iteration(position: str, lane: str) -> None:
             emitter.values.constants[self.var] = position
-            with self._element_of_sums(sums, at or position):
+            with self._in_lane(sums, lane):
                 emitter.body(self.s.body)
 
-        with self._sums_in_memory() as sums:
+        def any_iteration(position: str) -> None:
+            iteration(position, f.emit(f"and i64 {position}, {most}") if sums else "")
+
+        with self._copied_sums() as sums:
             few = sums and self.s.extent.is_const and not self._is_large()
             if few and int(stop) - int(start) <= MAX_UNROLLED:
                 for at in range(int(start), int(stop)):
                     with emitter.values.scope():
-                        iteration(f.emit(f"add i64 {at}, 0"), str(at))
+                        # A register of the iteration: values of a constant would be
+                        # kept for the next one.
+                        iteration(f.emit(f"add i64 {at}, 0"), str(at & most))
             else:
-                emitter.unpolled_loop(start, stop, 1, trips, iteration)
+                emitter.unpolled_loop(start, stop, 1, trips, any_iteration)
 
     @contextmanager
-    def _sums_in_memory(self) -> Iterator[dict[Var, str]]:
+    def _copied_sums(self) -> Iterator[dict[Var, str]]:
         """Yield the addresses of copies of the accumulators of floats.
 
         Iterations that run one by one add to the element that their lane of a vector
@@ -402,17 +408,10 @@ class VectorLoop(LaneLoop):
         return self.width * self._parts
 
     @contextmanager
-    def _element_of_sums(
-        self, sums: Mapping[Var, str], position: str
-    ) -> Iterator[None]:
-        """Let scalar code accumulate in the elements of an iteration's lane."""
+    def _in_lane(self, sums: Mapping[Var, str], lane: str) -> Iterator[None]:
+        """Let scalar code accumulate in the elements of a lane."""
         f, slots = self.emitter.f, self.emitter.values.slots
         kept = {v: slots[v] for v in sums}
-        lane, most = position, self._lanes_of_sums - 1
-        if position.startswith("%") and sums:
-            lane = f.emit(f"and i64 {position}, {most}")
-        elif sums:
-            lane = str(int(position) & most)
         for v, address in sums.items():
             t = register_type(v.dtype)
             slots[v] = f.emit(f"getelementptr {t}, ptr {address}, i64 {lane}")

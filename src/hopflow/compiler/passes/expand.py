@@ -31,7 +31,7 @@ from hopflow.graph.rewriting import (
 from hopflow.graph.types import SYMBOL_TYPE, TensorType, differing
 from hopflow.loop_ir.kernels import Branch, Inline
 from hopflow.ops.opdef import OpDef
-from hopflow.symbolic.size import Size, Symbol
+from hopflow.symbolic.size import Size, Symbol, free_symbols
 
 
 def expand_inlines(graph: Graph) -> Graph:
@@ -55,7 +55,7 @@ def _expand(graph: Graph, owned: set[Graph]) -> None:
         types = tuple(v.type for v in node.results)
         region = node.op.lower(types, *node.args, **node.params)
         if isinstance(region, Branch):
-            region = _selected(region, types)
+            region = _selected(region, types, graph, at)
         if isinstance(region, Inline):
             _check(node, region)
             region = _with_values(region, graph)
@@ -105,14 +105,21 @@ def _constant_inputs(region: Region, node: Node) -> dict[Var, Arg]:
     return inputs
 
 
-def _selected(region: Branch, types: Sequence[TensorType]) -> Branch | Inline:
-    """Return the branch that runs if a constant selects it, else all of them."""
+def _selected(
+    region: Branch, types: Sequence[TensorType], graph: Graph, at: int
+) -> Branch | Inline:
+    """Return the branch that runs if a constant selects it, else all of them.
+
+    Results whose sizes only the run of node `at` tells keep these sizes, which results
+    of the graph may have.
+    """
     if not isinstance(region.selector, Constant):
         return region
-    graph = region.branches[int(region.selector.value)]
-    if differing(types, graph.out_types):
-        return region  # the results have sizes that all branches share
-    return Inline(graph, region.operands)
+    known = {v.node.symbol for v in graph.symbols}
+    known.update(n.symbol for n in graph.nodes[:at])
+    if not known.issuperset(free_symbols(*(n for t in types for n in t.shape))):
+        return region
+    return Inline(region.branches[int(region.selector.value)], region.operands)
 
 
 def _check(node: Node, region: Inline) -> None:

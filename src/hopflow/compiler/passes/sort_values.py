@@ -12,7 +12,7 @@ from collections import Counter
 from hopflow.graph.core import Arg, Graph, Node, Var, vars_of
 from hopflow.graph.rewriting import reader, replace_uses
 from hopflow.ops.gather import gather, gather_clip
-from hopflow.ops.sorting import argsort_op, sort_op
+from hopflow.ops.sorting import argsort_op, is_short, sort_op
 
 
 def sort_values(graph: Graph) -> Graph:
@@ -57,5 +57,7 @@ def _order_read(node: Node) -> Node | None:
     if not isinstance(order, Var) or order.node.op is not argsort_op:
         return None
     last = x.type.ndim - 1
+    if is_short(x.type.shape[last]):  # it has no order in memory, and gathers nothing
+        return None
     reads_rows = node.params == {"axes": (last,), "batch": last}
     return order.node if reads_rows and order.node.args == (x,) else None
