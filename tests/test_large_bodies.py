@@ -50,6 +50,14 @@ def test_the_last_vector_of_a_large_body_overlaps_the_one_before(
     assert products or n <= cpu.vector_width(dtypes.int64)
 
 
+@pytest.mark.parametrize("rows", [8, 9, 15])
+def test_a_row_that_remains_needs_no_shuffles(rows: int) -> None:
+    a, x = drawn(40, rows, rows), drawn(40, rows)
+    f = hf.vmap(lambda a, x: a @ x)
+    code = executed(f, a, x, cpu=target("avx2")).llvm_ir
+    assert ("fmul float" in code) is (rows == 9)
+
+
 @pytest.mark.parametrize("n", [3, 16, 33, 64, 100, 130, 1003])
 def test_a_large_body_that_reads_what_it_writes(n: int, cpu: CpuTarget) -> None:
     """Its iterations must not run twice."""

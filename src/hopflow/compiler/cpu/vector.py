@@ -44,7 +44,8 @@ last vector overlaps the one before, or all are masked, which costs little in su
 body."""
 FEW: Final = 2
 """Iterations that remain of a large body run one by one, if there are so many times as
-many whole vectors: then they take a small part of the time."""
+many whole vectors: then they take a small part of the time. They also do if they take
+less time than a vector and its shuffles."""
 
 
 def suits(s: For) -> bool:
@@ -173,7 +174,7 @@ class VectorLoop(LaneLoop):
                 self._transpose(copied, stop)
             elif self._is_by_element():
                 self._one_by_one("0", stop, extent)
-            elif self._is_large() and self._has_rest() and self._may_repeat():
+            elif self._is_large() and self._overlaps(stop):
                 self._overlapping(stop)
             elif self._is_large() and self._has_rest() and self._masks_all():
                 self._masked(stop)
@@ -254,6 +255,12 @@ class VectorLoop(LaneLoop):
             return False
         form = self._form(buffer, at)
         return form is None or not (form[0].is_const and form[0].attr in (1, 0, -1))
+
+    def _overlaps(self, stop: str) -> bool:
+        """Return whether the last vector overlaps the one before."""
+        if not (self._has_rest() and self._may_repeat()):
+            return False
+        return not self._are_few(self._whole(stop), stop)
 
     def _may_repeat(self) -> bool:
         """Return whether iterations may run twice, so that the last vector may overlap
@@ -336,7 +343,7 @@ class VectorLoop(LaneLoop):
             left = f.emit(f"icmp slt i64 {whole}, {stop}")
             f.branch_if(left, f"rest.{name}", f"all.{name}")
             f.start(f"rest.{name}")
-        if is_static and self._may_repeat():
+        if is_static and self._overlaps(stop):
             self._run(str(int(stop) - self.width))
             return
         is_one = is_static and int(stop) - int(whole) == 1
@@ -356,7 +363,10 @@ class VectorLoop(LaneLoop):
         """Return whether the iterations that remain of a large body are few."""
         if not (self.s.extent.is_const and self._is_large()) or self.accumulators:
             return False
-        return FEW * (int(stop) - int(whole)) <= int(whole) // self.width
+        left, size = int(stop) - int(whole), self._size
+        if FEW * left <= int(whole) // self.width:
+            return True
+        return left * size < size + self.groups.shuffles
 
     def _one_by_one(self, start: str, stop: str, trips: Expr) -> None:
         """Emit iterations, at least one, as scalar code."""
