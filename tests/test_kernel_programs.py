@@ -139,9 +139,8 @@ program several(x: f64[5]):
     v1: f64[5] = x with [i0 + 2] = v0[i0] by (old, new -> old + new) for i0 < 1
     v2: f64[5] = prefix (old, new -> old + new) along i0 from 0.0 of x[i0] for i0 < 5
     v3: f64[12] = 0.0 for i0 < 12
-    v4: i64[12] = argsort(v3, 12, False)
-    v5: f64[12] = v3[max(min(v4[i0], 11), 0)] for i0 < 12
-    return v1, v2, v5
+    v4: f64[12] = sort(v3, 12, False)
+    return v1, v2, v4
 """,
     ),
 }
