@@ -1040,9 +1040,6 @@ def test_index_arithmetic_that_no_iteration_changes_is_in_preheaders() -> None:
     assert product < check  # which each step makes
 
 
-@pytest.mark.skipif(
-    not host().has_masks, reason="without gathers each read computes its addresses"
-)
 def test_equal_operations_of_equal_registers_are_one_instruction() -> None:
     jitted = hf.jit(lambda x, y: (hf.sin(x) * y[:, 3], hf.cos(x) - y[:, 3]))
     jitted(np.ones(1000), np.ones((1000, 7)))

@@ -455,13 +455,17 @@ class Lanes(Evaluator):
             for row, address in zip(rows, addresses[first:], strict=False):
                 f.do(f"store {lanes(scalar, count)} {row}, ptr {address}{tail}")
 
+    def distance(self, step: str) -> str:
+        """Return the position times a step."""
+        return self.f.emit(f"mul i64 {self.position}, {step}")
+
     def _group_addresses(self, group: Group, first: int, width: int) -> list[str]:
         f, element = self.f, memory_type(group.buffer.dtype)
         start = self.loop.row(group.buffer, group.first)
         step, iteration = group.factor, first
         if group.is_reversed:  # the last iteration's elements are the first in memory
             step, iteration = -step, first + width - 1
-        distance = f.emit(f"mul i64 {self.position}, {step}")
+        distance = self.distance(str(step))
         block = f.emit(f"getelementptr {element}, ptr {start}, i64 {distance}")
         return [
             f.emit(f"getelementptr {element}, ptr {block}, i64 {iteration * step + k}")
@@ -510,7 +514,7 @@ class Lanes(Evaluator):
         base, constant = base_and_constant(offset)
         element, first = memory_type(buffer.dtype), self.loop.row(buffer, base)
         if self.position != "0":
-            distance = self.f.emit(f"mul i64 {self.position}, {step}")
+            distance = self.distance(str(step))
             first = self.f.emit(f"getelementptr {element}, ptr {first}, i64 {distance}")
         if constant:
             first = self.f.emit(f"getelementptr {element}, ptr {first}, i64 {constant}")
@@ -524,7 +528,7 @@ class Lanes(Evaluator):
     ) -> list[str]:
         """Return the addresses of the lanes, each computed from the one before."""
         element, step = memory_type(buffer.dtype), self.loop.uniform(coefficient)
-        distance = self.f.emit(f"mul i64 {self.position}, {step}")
+        distance = self.distance(step)
         row, addresses = self.loop.row(buffer, offset), list[str]()
         for _ in range(self.width):
             row = self.f.emit(f"getelementptr {element}, ptr {row}, i64 {distance}")

@@ -472,6 +472,12 @@ class _StraightLanes(Lanes):
         super().__init__(loop, position, mask)
         self.slots = loop.slots
         self._members: dict[Group, dict[int, str]] = {}  # to be stored
+        self._distances: dict[str, str] = {}
+
+    def distance(self, step: str) -> str:
+        if step not in self._distances:
+            self._distances[step] = super().distance(step)
+        return self._distances[step]
 
     def run(self, body: list[Stmt]) -> None:
         """Emit the body for these lanes."""
