@@ -12,6 +12,7 @@ fuzz    as many as an evening allows
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -48,7 +49,30 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-in",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of each test function, run the first case and every N-th one after it",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, items: list[pytest.Item]
+) -> None:
+    step, places = session.config.getoption("--one-in"), Counter[str]()
+    left_out: dict[pytest.Item, None] = {}
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        if places[function] % step:
+            left_out[item] = None
+        places[function] += 1
+    if left_out:
+        session.config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         for mark in item.iter_markers("requires"):
             if reason := missing(*mark.args):

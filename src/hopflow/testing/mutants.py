@@ -200,9 +200,14 @@ def _mask_slip() -> Patches:
 
     def one_by_one(self: VectorLoop, start: str, stop: str, trips: Expr) -> None:
         """Omit the last lane where the target has no masks."""
-        is_known = not (start.startswith("%") or stop.startswith("%"))
-        is_short = is_known and int(stop) - int(start) > 2
-        last = str(int(stop) - 1) if is_short else stop
+        if start.startswith("%") or stop.startswith("%"):
+            f = self.emitter.f
+            left = f.emit(f"sub i64 {stop}, {start}")
+            is_short = f.emit(f"icmp sgt i64 {left}, 2")
+            before = f.emit(f"sub i64 {stop}, 1")
+            last = f.emit(f"select i1 {is_short}, i64 {before}, i64 {stop}")
+        else:
+            last = str(int(stop) - (int(stop) - int(start) > 2))
         right_one_by_one(self, start, last, trips)
 
     def mask(self: VectorLoop, position: str, stop: str) -> str:
