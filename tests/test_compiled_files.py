@@ -4,7 +4,9 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 import hopflow as hf
 from hopflow.compiler import files, pipeline
-from hopflow.compiler.cpu import elf
+from hopflow.compiler.cpu import elf, library
 from hopflow.compiler.cpu.jit import jit, link
 from hopflow.compiler.cpu.target import host
 from hopflow.compiler.llvm.compiler import Compiler
@@ -367,7 +369,7 @@ def test_object_files_refer_to_each_other(linked: bool) -> None:
       ret i64 %x
     }
     """
-    objects = jit(host()).compile_parts([first, second])
+    objects = jit(host()).compile_all([first, second])
     if linked:
         image: Any = elf.link(objects, ["f"], lambda _: 0)
     else:
@@ -389,17 +391,23 @@ def long_loops(x):  # each is a function, since threads share it
 """
 
 
+def modules_compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return a list that grows by the modules of each compilation."""
+    modules: list[list[str]] = []
+    right = Compiler.compile_all
+
+    def compile_all(self: Compiler, texts: Any, **options: Any) -> Any:
+        modules.append(list(texts))
+        return right(self, texts, **options)
+
+    monkeypatch.setattr(Compiler, "compile_all", compile_all)
+    return modules
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_long_functions_are_compiled_by_several_threads(
     monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    counts: list[int] = []
-    right = Compiler.compile_parts
-
-    def compile_parts(self: Compiler, texts: Any) -> Any:
-        counts.append(len(texts))
-        return right(self, texts)
-
     scope: dict[str, Any] = {}
     exec(LONG_LOOPS, scope)
     long_loops = scope["long_loops"]
@@ -409,11 +417,65 @@ def test_long_functions_are_compiled_by_several_threads(
     monkeypatch.setattr(config, "num_threads", threads)
     hf.jit(long_loops)(x)  # the libraries that it needs are compiled, too
     pipeline.clear_cache()
-    monkeypatch.setattr(Compiler, "compile_parts", compile_parts)
+    modules = modules_compiled(monkeypatch)
     got = hf.jit(long_loops)(x)
-    [count] = counts
-    assert count == 1 if threads == 1 else 1 < count <= threads
+    [parts] = modules
+    assert len(parts) == 1 if threads == 1 else 1 < len(parts) <= threads
     np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-12)
+
+
+@pytest.fixture
+def nothing_linked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The functions that programs share are as in a new process."""
+    pipeline.clear_cache()
+    monkeypatch.setattr(library, "_linked", {})
+    yield
+    pipeline.clear_cache()  # of what calls functions that go now
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("nothing_linked")
+def test_functions_that_programs_share_are_compiled_with_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, threads: int
+) -> None:
+    monkeypatch.setattr(config, "cache_dir", str(tmp_path))
+    monkeypatch.setattr(config, "num_threads", threads)
+    modules = modules_compiled(monkeypatch)
+    x = np.random.default_rng(0).normal(size=(4, 90)).astype(np.float32)
+    for rows in (4, 3, 2):
+        got = hf.jit(lambda x: hf.argsort(hf.argsort(x)))(x[:rows])
+        np.testing.assert_array_equal(np.asarray(got), x[:rows].argsort().argsort())
+    first = library._linked
+    monkeypatch.setattr(library, "_linked", {})  # as in another process
+    hf.jit(lambda x: -hf.argsort(hf.argsort(x)))(x)
+    assert [*library._linked] == [*first]
+    sorts = [sum("define i64 @hf_argsort" in m for m in texts) for texts in modules]
+    assert sorts == [2, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("nothing_linked")
+def test_threads_may_need_one_shared_function_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    linked: list[str] = []
+    right, barrier = library._link, threading.Barrier(4)
+
+    def link(name: str, *args: Any) -> Any:
+        linked.append(name)
+        return right(name, *args)
+
+    monkeypatch.setattr(library, "_link", link)
+    x = np.random.default_rng(0).normal(size=90)
+
+    def sort(k: int) -> Any:
+        barrier.wait()
+        return np.asarray(hf.jit(lambda x: hf.sort(x) * k)(x))
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(sort, range(4)))
+    for k, got in enumerate(results):
+        np.testing.assert_array_equal(got, np.sort(x) * k)
+    assert len(linked) == 1
 
 
 def test_an_error_in_one_part_is_raised() -> None:
@@ -421,8 +483,8 @@ def test_an_error_in_one_part_is_raised() -> None:
     wrong = "define i64 @g() {\n  ret i32 0\n}"
     for texts in ([right, wrong], [wrong, right]):
         with pytest.raises(CompileError, match="invalid LLVM IR"):
-            jit(host()).compile_parts(texts)
-    assert len(jit(host()).compile_parts([right])) == 1
+            jit(host()).compile_all(texts)
+    assert len(jit(host()).compile_all([right])) == 1
 
 
 def test_programs_are_compiled_while_the_interpreter_ends() -> None:

@@ -206,7 +206,7 @@ def test_triangular_solve(
 def test_sorts_are_stable(dtype: DType, descending: bool) -> None:
     random = np.random.default_rng(0)
     # Runs end, runs are merged, and digits are counted from some length on.
-    limits = [k * RUN for k in (1, LANES, 2 * LANES)] + [
+    limits = [k * RUN // 2 for k in (1, 2, LANES, 2 * LANES, 4 * LANES)] + [
         FEW * bits for bits in (8, 16, 32, 64)
     ]
     near = {n + k for n in limits for k in (-1, 0, 1)}

@@ -148,12 +148,37 @@ def shared_code(text: str, target: CpuTarget) -> bytes:
     Raises:
         CompileError: The text is not valid LLVM IR, a defect of the compiler.
     """
-    key = f"module {target}\n{text}"
-    code = files.find(key)
-    if code is None:
-        code = jit(target).compile(text)
-        files.store(key, code)
+    _, [code] = object_code_of((), (text,), target)
     return code
+
+
+def object_code_of(
+    parts: Sequence[str],
+    shared: Sequence[str],
+    target: CpuTarget,
+    *,
+    is_long: bool = False,
+) -> tuple[tuple[bytes, ...], list[bytes]]:
+    """Return the object code of the parts of a program, and of modules that programs
+    share, each of which a file caches. LLVM compiles them at the same time.
+
+    Args:
+        is_long: As in `Compiler.compile_all`; always so where a module is shared.
+
+    Raises:
+        CompileError: A text is not valid LLVM IR, a defect of the compiler.
+    """
+    keys = {text: f"module {target}\n{text}" for text in shared}
+    cached = ((text, files.find(key)) for text, key in keys.items())
+    codes = {text: code for text, code in cached if code is not None}
+    new = [text for text in keys if text not in codes]
+    texts = [*parts, *new]
+    is_long = is_long or bool(shared)
+    made = jit(target).compile_all(texts, is_long=is_long) if texts else ()
+    for text, code in zip(new, made[len(parts) :], strict=True):
+        files.store(keys[text], code)
+        codes[text] = code
+    return made[: len(parts)], [codes[text] for text in shared]
 
 
 def _in_process(name: str) -> int:

@@ -4,6 +4,10 @@ arguments.
 Each is compiled when a program first needs it, once in a process, and stays.
 """
 
+import threading
+from collections.abc import Sequence
+from typing import Final
+
 from hopflow import dtypes
 from hopflow.compiler.cpu import blas, gemm, lapack, products, sort, transposition
 from hopflow.compiler.cpu.jit import (
@@ -11,32 +15,60 @@ from hopflow.compiler.cpu.jit import (
     always_linked,
     c_symbols,
     link,
-    once,
-    shared_code,
+    object_code_of,
 )
 from hopflow.compiler.cpu.target import CpuTarget
 from hopflow.compiler.llvm import expressions
 from hopflow.compiler.llvm.module import Module
 from hopflow.loop_ir.routines import ROUTINES
 
+_linked: Final[dict[tuple[str, CpuTarget], Linked]] = {}
+_lock: Final = threading.RLock()
+
 
 def address(name: str, target: CpuTarget) -> int:
     """Return the address of `hf_<routine>_<dtype>`, of `hf_far_<function>_<dtype>`, of
     `hf_transpose_<rows>_<dtype>`, or of a function that divides products of matrices
     (`products.SHARED`)."""
-    return _compiled(name, target)[name]
+    if (name, target) not in _linked:
+        compile_with((), (name,), target)
+    return _linked[name, target][name]
 
 
-@once
-def _compiled(name: str, target: CpuTarget) -> Linked:
+def compile_with(
+    parts: Sequence[str], names: Sequence[str], target: CpuTarget
+) -> tuple[bytes, ...]:
+    """Return the object code of the parts of a program that calls functions with such
+    names, and link those of the functions that are not yet.
+
+    LLVM compiles all of these at the same time, and so in one way: those of the
+    functions that take long are compiled as long modules.
+
+    Raises:
+        CompileError: A text is not valid LLVM IR, a defect of the compiler.
+    """
+    modules = {n: _module(n, target) for n in names if (n, target) not in _linked}
+    texts = [module.text for module in modules.values()]
+    objects, codes = object_code_of(parts, texts, target, is_long=bool(names))
+    for (name, module), code in zip(modules.items(), codes, strict=True):
+        # Native code must not be linked twice, since one of the two would be freed.
+        with _lock:
+            if (name, target) not in _linked:
+                _linked[name, target] = _link(name, module, code, target)
+    return objects
+
+
+def _module(name: str, target: CpuTarget) -> Module:
     module = Module(has_extrema=target.has_extrema, has_fma=target.has_fma)
     define(module, name, target)
-    text = module.text
+    return module
+
+
+def _link(name: str, module: Module, code: bytes, target: CpuTarget) -> Linked:
     symbols = {
         symbol: c_symbols().get(symbol) or blas.fortran(symbol)
         for symbol in module.symbols
     }
-    code = shared_code(text, target)
     return link([code], [name], always_linked() | symbols, target)
 
 

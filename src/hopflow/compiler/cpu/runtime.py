@@ -216,7 +216,12 @@ def object_code(program: Program, target: CpuTarget) -> ObjectCode:
         emission = _emitted(program, target)
     with passing("machine code", program.name):
         texts = emission.module.parts(config.num_threads)
-        objects = jit(target).compile_parts(texts)
+        called = [
+            name
+            for name in emission.module.symbols
+            if name not in emission.constants and not _is_defined_elsewhere(name)
+        ]
+        objects = library.compile_with(texts, called, target)
     return ObjectCode(
         Interface.of(program),
         emission.name,
@@ -299,11 +304,18 @@ def _no_host(site: int, words: int) -> None:  # noqa: ARG001
 
 
 def _address(name: str, target: CpuTarget) -> int:
+    if not _is_defined_elsewhere(name):
+        return library.address(name, target)
     if name in _STUBS:
         return _stubs(target)[name]
     if name in guarded.SYMBOLS:
         return guarded.library(target)[name]
-    return c_symbols().get(name) or library.address(name, target)
+    return c_symbols()[name]
+
+
+def _is_defined_elsewhere(name: str) -> bool:
+    """Return whether a function is not one of `library`."""
+    return name in _STUBS or name in guarded.SYMBOLS or name in c_symbols()
 
 
 @once

@@ -35,7 +35,8 @@ from hopflow.loop_ir.program import (
 from hopflow.loop_ir.routines import ROUTINES
 
 RUN: Final = 16
-"""The keys of a run that a network sorts, and those of all runs of up to `RUN` keys."""
+"""The numbers of a run that a network sorts: words, or as many words as positions, of
+which an exchange takes so many more instructions that LLVM needs a while for them."""
 LANES: Final = 4
 """The runs that a network sorts at a time, one in each lane."""
 _DIGIT: Final = 8
@@ -453,8 +454,10 @@ class _Merge(_Sort):
     where it has no room for it, positions are moved along with the words. The number of
     words is a power of two: beyond the keys, there are words that no key follows.
 
-    size    the number of words
-    run     the words of a sorted run
+    size      the number of words
+    run       the words of a sorted run
+    shortest  the words of a run that a network sorts, and of all runs of up to so many
+              keys
     """
 
     def __init__(self, keys: _Keys) -> None:
@@ -470,11 +473,12 @@ class _Merge(_Sort):
             memory = [_on_stack(self.w, most, dtype) for _ in range(2)]
             self.add_moved(dtype, e.index(most), *memory)
         self.size, self.run = Var("size", _I64), Var("run", _I64)
+        self.shortest = RUN // len(self.moved)
 
     def passes(self) -> list[Stmt]:
         at, pad, first = (Var(name, _I64) for name in ("at", "pad", "first"))
-        short, size = e.index(RUN), e.read(self.size)
-        is_short = e.compare("le", self.n, short)
+        short, size = self.shortest, e.read(self.size)
+        is_short = e.compare("le", self.n, e.index(short))
         word, *position = [old for old, _ in self.moved]
         end = e.add(self.n, e.read(pad))
         last = e.const((1 << (self.word.bits - 1)) - 1, self.word)
@@ -487,20 +491,26 @@ class _Merge(_Sort):
             *(Store(b, (end,), end) for b in position),
         ]
         grow = Assign(self.size, e.add(size, size))
-        block = e.mul(e.read(first), e.index(RUN * LANES))
-        blocks = e.div(size, e.index(RUN * LANES))
+        block = e.mul(e.read(first), e.index(short * LANES))
+        blocks = e.div(size, e.index(short * LANES))
         return [
-            Declare(self.size, e.select(is_short, short, e.index(RUN * LANES))),
+            Declare(
+                self.size,
+                e.select(is_short, e.index(short), e.index(short * LANES)),
+            ),
             While([], e.compare("lt", size, self.n), [grow]),
             *self.encoded(at, encode),
             For(pad, e.sub(size, self.n), fill),
             If(
                 is_short,
-                self._sorted_runs(e.index(0), RUN // LANES),
-                [For(first, blocks, self._sorted_runs(block, RUN))],
+                self._sorted_runs(e.index(0), short // LANES),
+                [For(first, blocks, self._sorted_runs(block, short))],
             ),
             *self.exchange(),
-            Declare(self.run, e.select(is_short, e.index(RUN // LANES), short)),
+            Declare(
+                self.run,
+                e.select(is_short, e.index(short // LANES), e.index(short)),
+            ),
             While([], e.compare("lt", e.read(self.run), size), self._one_pass()),
             *self._results(),
         ]

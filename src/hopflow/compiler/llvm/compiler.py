@@ -1,7 +1,7 @@
 """From LLVM IR to the machine code of a target: verify, optimise, emit.
 
 The first compilation loads LLVM. A lock guards the compiler: programs are compiled one
-after the other, the parts of one in several threads.
+after the other, the modules of one in several threads.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from hopflow.compiler.llvm.target import LlvmTarget
+from hopflow.config import config
 from hopflow.errors import CompileError
 
 LEVEL: Final = 1
@@ -42,7 +43,7 @@ class Compiler:
         # It is reentrant, since a kernel may be collected under the lock.
         self.lock = threading.RLock()
         self._options = options
-        self._machines = [self.target_machine()]  # one for each thread
+        self._machines = [self.target_machine()]  # those that no thread has
         self._passes = _passes(llvm)
 
     def target_machine(self) -> Any:
@@ -60,40 +61,56 @@ class Compiler:
         Raises:
             CompileError: The text is not valid LLVM IR, a defect of the compiler.
         """
-        [code] = self.compile_parts([text])
+        [code] = self.compile_all([text])
         return code
 
-    def compile_parts(self, texts: Sequence[str]) -> tuple[bytes, ...]:
-        """Return the object code of the modules of one program, for each of which LLVM
-        runs in a thread of its own.
+    def compile_all(
+        self, texts: Sequence[str], *, is_long: bool = False
+    ) -> tuple[bytes, ...]:
+        """Return the object code of modules: parts of one program, and what it calls.
+
+        LLVM runs in as many threads as programs may.
+
+        Args:
+            is_long: Whether they are compiled as `LONG` ones, however short.
 
         Raises:
             CompileError: As for `compile`.
         """
-        with self.lock, self._options_for(*texts):
-            while len(self._machines) < len(texts):
-                self._machines.append(self.target_machine())
-            (machine, text), *others = zip(self._machines, texts, strict=False)
-            if not others:
-                return (self._object_code(machine, text),)
-            with ThreadPoolExecutor(len(others)) as threads:
+        with self.lock, self._options_for(*texts, is_long=is_long):
+            count = min(len(texts), config.num_threads) - 1
+            if count < 1:
+                return tuple(map(self._object_code, texts))
+            with ThreadPoolExecutor(count) as threads:
                 try:
-                    running = [threads.submit(self._object_code, *o) for o in others]
+                    others = [threads.submit(self._object_code, t) for t in texts[1:]]
                 except RuntimeError:  # the interpreter ends, and starts no thread
-                    return tuple([self._object_code(machine, text) for text in texts])
-                code = self._object_code(machine, text)
-                return (code, *[other.result() for other in running])
+                    return tuple(map(self._object_code, texts))
+                code = self._object_code(texts[0])
+                return (code, *[other.result() for other in others])
 
-    def _object_code(self, machine: Any, text: str) -> bytes:
-        with self._optimised(machine, text) as module:
+    def _object_code(self, text: str) -> bytes:
+        with self._machine() as machine, self._optimised(machine, text) as module:
             return _emitted(self.llvm, machine, module)
+
+    @contextmanager
+    def _machine(self) -> Iterator[Any]:
+        """Take a target machine that no other thread has."""
+        try:
+            machine = self._machines.pop()
+        except IndexError:
+            machine = self.target_machine()
+        try:
+            yield machine
+        finally:
+            self._machines.append(machine)
 
     def assembly(self, text: str) -> str:
         """Return the assembly of a module, for reading."""
-        [machine, *_] = self._machines
         with (
             self.lock,
             self._options_for(text),
+            self._machine() as machine,
             self._optimised(machine, text) as module,
         ):
             assembly: str = machine.emit_assembly(module)
@@ -101,13 +118,17 @@ class Compiler:
 
     def optimised(self, text: str) -> str:
         """Return a module after LLVM's passes, for reading."""
-        with self.lock, self._optimised(self._machines[0], text) as module:
+        with (
+            self.lock,
+            self._machine() as machine,
+            self._optimised(machine, text) as module,
+        ):
             return str(module)
 
     @contextmanager
-    def _options_for(self, *texts: str) -> Iterator[None]:
-        """Set LLVM's options for a program in this context: they are global."""
-        is_long = sum(text.count("\n") for text in texts) >= LONG
+    def _options_for(self, *texts: str, is_long: bool = False) -> Iterator[None]:
+        """Set LLVM's options for modules in this context: they are global."""
+        is_long = is_long or sum(text.count("\n") for text in texts) >= LONG
         self.llvm.set_option("", f"-disable-lsr={str(is_long).lower()}")
         try:
             yield
