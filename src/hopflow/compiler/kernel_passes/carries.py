@@ -20,7 +20,7 @@ constant that it begins with, equals its initial value.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from hopflow.compiler.kernel_passes import Context
@@ -37,7 +37,11 @@ from hopflow.compiler.kernel_program.program import (
     equations,
 )
 from hopflow.compiler.kernel_program.registers import shape_key
-from hopflow.compiler.kernel_program.rewriting import drop_unread, replace_values
+from hopflow.compiler.kernel_program.rewriting import (
+    drop_results,
+    drop_unread,
+    replace_values,
+)
 from hopflow.graph.types import TensorType
 from hopflow.loop_ir.walk import nodes
 
@@ -59,7 +63,7 @@ def carries(program: KernelProgram, _context: Context) -> None:
             return
         replace_values(program.block, redundant.resolved())
         for equation, removed in redundant.removed.items():
-            _drop(equation, removed)
+            drop_results(equation, removed)
             for block in blocks(equation.definition):
                 drop_unread(block)
 
@@ -211,20 +215,3 @@ class _Numbers:
 
 def _is_numbered(definition: Definition | Region) -> bool:
     return isinstance(definition, Pointwise) and not definition.checks
-
-
-def _drop(equation: Equation, removed: set[int]) -> None:
-    """Remove carries, whose values are replaced already, from a loop."""
-    loop = equation.definition
-    assert isinstance(loop, Loop | While)
-    count = len(loop.carry)
-
-    def kept(values: Sequence[Value]) -> list[Value]:
-
-        return [v for k, v in enumerate(values[:count]) if k not in removed]
-
-    for block in blocks(loop):
-        block.parameters = kept(block.parameters)
-    loop.body.results = kept(loop.body.results) + loop.body.results[count:]
-    equation.results = (*kept(equation.results), *equation.results[count:])
-    equation.definition = replace(loop, carry=tuple(kept(loop.carry)))

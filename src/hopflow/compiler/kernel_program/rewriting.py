@@ -1,6 +1,7 @@
 """Functions that read and rewrite the expressions and values of definitions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, Final
 
@@ -253,6 +254,25 @@ def drop_unread(block: Block) -> None:
     block.equations = kept[::-1]
 
 
+def drop_results(equation: Equation, numbers: AbstractSet[int]) -> None:
+    """Remove results of a branch or a loop, those of carries with these. What computes
+    the values of a step stays."""
+    region = equation.definition
+
+    def kept(values: Sequence[Value]) -> list[Value]:
+        return [v for k, v in enumerate(values) if k not in numbers]
+
+    equation.results = tuple(kept(equation.results))
+    if isinstance(region, Loop | While):
+        for block in blocks(region):
+            block.parameters = kept(block.parameters)
+        region.body.results = kept(region.body.results)
+        equation.definition = replace(region, carry=tuple(kept(region.carry)))
+        return
+    for block in blocks(region):
+        block.results = kept(block.results)
+
+
 def is_pure(equation: Equation) -> bool:
     """Return whether an equation has no effect but its results."""
     definition = equation.definition
@@ -261,6 +281,8 @@ def is_pure(equation: Equation) -> bool:
         return False
     if isinstance(definition, Library):
         return not definition.can_fail
+    if isinstance(definition, d.Effect):
+        return not definition.types
     return isinstance(definition, _PURE)
 
 

@@ -17,6 +17,7 @@ from hopflow.compiler.kernel_passes.counters import counters
 from hopflow.compiler.kernel_passes.early_reads import early_reads
 from hopflow.compiler.kernel_passes.flags import flags
 from hopflow.compiler.kernel_passes.hoist import hoist
+from hopflow.compiler.kernel_passes.idle_carries import idle_carries
 from hopflow.compiler.kernel_passes.implied_conditions import implied_conditions
 from hopflow.compiler.kernel_passes.inline import inline
 from hopflow.compiler.kernel_passes.masked_updates import masked_updates
@@ -85,6 +86,7 @@ KERNEL_PASSES: Final[tuple[Callable[[KernelProgram, Context], None], ...]] = (
     postpone,
     implied_conditions,
     step_checks,
+    idle_carries,
     split,
     transposed,
     pack,
