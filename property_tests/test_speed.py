@@ -11,6 +11,7 @@ from hopflow.testing import speed
 from hopflow.testing.fuzz import Campaign, Limit, Round, drawn
 from hopflow.testing.program import Program
 from hopflow.testing.program_text import from_text
+from hopflow.testing.requires import load
 from hopflow.testing.transforms import Transform
 
 pytestmark = pytest.mark.slow
@@ -103,3 +104,23 @@ def test_programs_are_timed_beside_jax(transform: str) -> None:
     drawn(part, 0, measure, 4)
     assert found
     assert all(min(t.ours) > 0 < min(t.theirs) and min(t.first) > 0 for t in found)
+
+
+@pytest.mark.parametrize("is_memory", [False, True])
+def test_what_jax_has_no_memory_for_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, is_memory: bool
+) -> None:
+    jax = load("jax")
+    text = "RESOURCE_EXHAUSTED: Out of memory" if is_memory else "INTERNAL: a defect"
+
+    def wait(_: Any) -> None:
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr(jax, "block_until_ready", wait)
+    finder = Path(__file__).parent / "finders" / "mask_slip.txt"
+    program = from_text(finder.read_text())
+    if is_memory:
+        assert speed.timed(program, Transform("value")) is None
+        return
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
+        speed.timed(program, Transform("value"))

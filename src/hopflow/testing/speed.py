@@ -69,7 +69,8 @@ class Times(NamedTuple):
 
 
 def timed(program: Program, transform: Transform, seconds: float = 0.2) -> Times | None:
-    """Return the times of a program; None: JAX or hopflow does not support it.
+    """Return the times of a program; None: JAX or hopflow does not support it, or JAX
+    has no memory for it.
 
     Args:
         seconds: The time for calls, of which there are at least `FEWEST_CALLS`.
@@ -90,6 +91,10 @@ def timed(program: Program, transform: Transform, seconds: float = 0.2) -> Times
         try:
             first = calls[0](), calls[1]()
         except HopflowError:
+            return None
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
             return None
         times: tuple[list[float], list[float]] = ([], [])
         end = time.perf_counter() + seconds
