@@ -196,3 +196,48 @@ def test_results_of_branches_that_only_a_check_reads_go() -> None:
         got = np.asarray(jitted(flag, x, np.arange(100) * 3))
         np.testing.assert_array_equal(got, x + 1 if flag else x - 1)
     assert "argsort" not in jitted.loop_ir
+
+
+def grown(x: Any) -> Any:
+    """Return a carry that grows, and one that counts steps."""
+
+    def step(i: Any, a: Any, b: Any) -> Any:
+        return i + 1, hf.concat([a, a]), b + 1
+
+    dims = {"a": {0: hf.Dim("n", max=64)}}
+    return hf.while_loop(lambda i, *_: i < 3, step, (0, x, x), dynamic_carry=dims)
+
+
+def of_its_own_length(x: Any) -> Any:
+    def step(i: Any, a: Any, b: Any) -> Any:
+        return i + 1, hf.concat([a, a]), b + a.shape[0]
+
+    dims = {"a": {0: hf.Dim("n", max=64)}}
+    return hf.while_loop(lambda i, *_: i < 3, step, (0, x, 0), dynamic_carry=dims)[2]
+
+
+def length_of_a_scan(x: Any) -> Any:
+    dims = {"a": {0: hf.Dim("n", max=64)}}
+    carry, rows = hf.scan(
+        lambda a, e: (hf.concat([a, a[:1]]), e + 1), x, x, dynamic_carry=dims
+    )
+    return rows + carry.shape[0]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: grown(x)[2],
+        lambda x: grown(x)[2] + grown(x)[1].shape[0],
+        of_its_own_length,
+        length_of_a_scan,
+        lambda x: x + hf.cond(x[0] < 1, lambda: x[:3], lambda: x[x > 6]).shape[0],
+    ],
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_size_that_something_needs_stays(
+    f: Callable[..., Any], dynamic: bool | None
+) -> None:
+    got = np.asarray(hf.jit(f, dynamic=dynamic)(X))
+    with hf.debug():
+        np.testing.assert_array_equal(got, np.asarray(f(hf.asarray(X))))

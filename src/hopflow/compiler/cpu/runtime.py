@@ -216,12 +216,7 @@ def object_code(program: Program, target: CpuTarget) -> ObjectCode:
         emission = _emitted(program, target)
     with passing("machine code", program.name):
         texts = emission.module.parts(config.num_threads)
-        called = [
-            name
-            for name in emission.module.symbols
-            if name not in emission.constants and not _is_defined_elsewhere(name)
-        ]
-        objects = library.compile_with(texts, called, target)
+        objects = library.compile_with(texts, _called(emission), target)
     return ObjectCode(
         Interface.of(program),
         emission.name,
@@ -237,6 +232,16 @@ def _emitted(program: Program, target: CpuTarget) -> Emission:
     return emit(program, reuse(program), target, guarded=config.guard_pages)
 
 
+def _called(emission: Emission) -> list[str]:
+    """Return the names of the functions of `library` that a program calls."""
+    names = emission.module.symbols
+    return [
+        name
+        for name in names
+        if name not in emission.constants and not _is_defined_elsewhere(name)
+    ]
+
+
 def llvm_ir(program: Program, target: CpuTarget) -> str:
     """Return the LLVM IR of a program before LLVM's passes."""
     return _emitted(program, target).module.text
@@ -249,7 +254,9 @@ def optimised_llvm_ir(program: Program, target: CpuTarget) -> str:
 
 def assembly(program: Program, target: CpuTarget) -> str:
     """Return the machine code of a program as assembly."""
-    return jit(target).assembly(llvm_ir(program, target))
+    emission = _emitted(program, target)
+    is_long = bool(_called(emission))
+    return jit(target).assembly(emission.module.text, is_long=is_long)
 
 
 def _load(native: ObjectCode, target: CpuTarget) -> _Loaded:

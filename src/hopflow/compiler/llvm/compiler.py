@@ -105,11 +105,11 @@ class Compiler:
         finally:
             self._machines.append(machine)
 
-    def assembly(self, text: str) -> str:
-        """Return the assembly of a module, for reading."""
+    def assembly(self, text: str, *, is_long: bool = False) -> str:
+        """Return the assembly of a module, for reading; `is_long` as above."""
         with (
             self.lock,
-            self._options_for(text),
+            self._options_for(text, is_long=is_long),
             self._machine() as machine,
             self._optimised(machine, text) as module,
         ):
