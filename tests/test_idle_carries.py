@@ -241,3 +241,28 @@ def test_a_size_that_something_needs_stays(
     got = np.asarray(hf.jit(f, dynamic=dynamic)(X))
     with hf.debug():
         np.testing.assert_array_equal(got, np.asarray(f(hf.asarray(X))))
+
+
+def test_a_product_that_only_an_empty_array_reads_is_not_made() -> None:
+    def f(x: Any, empty: Any) -> Any:
+        total = hf.sum(hf.maximum(x @ x, 0.0))
+        return x[0] * 2, empty + total
+
+    jitted, x, empty = hf.jit(f), np.ones((90, 90)), np.zeros(0)
+    doubled, none = jitted(x, empty)
+    np.testing.assert_array_equal(np.asarray(doubled), np.full(90, 2.0))
+    assert none.shape == (0,)
+    assert "gemm" not in jitted.loop_ir
+
+
+def test_a_factorisation_that_an_idle_carry_needs_is_not_made() -> None:
+    def f(x: Any, k: Any) -> Any:
+        def step(_: Any, a: Any, b: Any) -> Any:
+            return hf.take_along_axis(hf.linalg.cholesky(a), k % 9, axis=1), b + 1
+
+        return hf.fori_loop(0, 3, step, (x, x))[1]
+
+    jitted, x = hf.jit(f), np.eye(9)
+    got = jitted(x, np.arange(81).reshape(9, 9))
+    np.testing.assert_array_equal(np.asarray(got), x + 3)
+    assert "potrf" not in jitted.loop_ir

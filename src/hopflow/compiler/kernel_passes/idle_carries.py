@@ -29,7 +29,7 @@ from hopflow.compiler.kernel_program.program import (
 )
 from hopflow.compiler.kernel_program.rewriting import (
     drop_results,
-    is_pure,
+    is_droppable,
     values_read,
 )
 from hopflow.symbolic.size import Symbol, free_symbols
@@ -104,7 +104,7 @@ def _acts(equation: Equation) -> bool:
         case Branch() | Loop(ticks=False) as region:
             inner = (q for block in blocks(region) for q in block.equations)
             return equation.symbol is not None or any(map(_acts, inner))
-    return not is_pure(equation)
+    return not is_droppable(equation)
 
 
 def _idle(loop: Loop | While, unread: set[int]) -> set[int]:

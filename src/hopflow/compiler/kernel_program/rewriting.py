@@ -247,7 +247,7 @@ def drop_unread(block: Block) -> None:
     live = set(block.results)
     kept: list[Equation] = []
     for equation in reversed(block.equations):
-        if is_pure(equation) and live.isdisjoint(equation.results):
+        if is_droppable(equation) and live.isdisjoint(equation.results):
             continue
         live.update(values_read(equation))
         kept.append(equation)
@@ -271,6 +271,13 @@ def drop_results(equation: Equation, numbers: AbstractSet[int]) -> None:
         return
     for block in blocks(region):
         block.results = kept(block.results)
+
+
+def is_droppable(equation: Equation) -> bool:
+    """Return whether an equation whose results nothing reads may go. A routine may,
+    even if it can fail: a graph drops a factorisation that nothing reads, too."""
+    is_routine = isinstance(equation.definition, Library) and equation.symbol is None
+    return is_routine or is_pure(equation)
 
 
 def is_pure(equation: Equation) -> bool:
