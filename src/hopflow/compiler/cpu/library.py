@@ -41,8 +41,9 @@ def compile_with(
     """Return the object code of the parts of a program that calls functions with such
     names, and link those of the functions that are not yet.
 
-    LLVM compiles all of these at the same time, and so in one way: those of the
-    functions that take long are compiled as long modules.
+    LLVM compiles all of these at the same time. Its options are global, so that a
+    program that calls such functions is compiled without loop strength reduction, as
+    the functions are: otherwise its code would depend on which of them were linked.
 
     Raises:
         CompileError: A text is not valid LLVM IR, a defect of the compiler.

@@ -106,7 +106,11 @@ class Compiler:
             self._machines.append(machine)
 
     def assembly(self, text: str, *, is_long: bool = False) -> str:
-        """Return the assembly of a module, for reading; `is_long` as above."""
+        """Return the assembly of a module, for reading.
+
+        Args:
+            is_long: As for `compile_all`.
+        """
         with (
             self.lock,
             self._options_for(text, is_long=is_long),
