@@ -515,3 +515,19 @@ def test_a_value_may_be_a_row_of_a_loop_and_of_one_inside_it(run: Any) -> None:
         wanted.append(carry)
         carry = np.tanh(40 * carry)
     np.testing.assert_allclose(run(f, first), np.stack(wanted), rtol=1e-13)
+
+
+def test_slices_that_steps_return_are_not_stacked_anew() -> None:
+    def f(x: Any) -> Any:
+        def step(c: Any, row: Any) -> Any:
+            kept = hf.cond(c > 1, lambda r: r, lambda r: r, row)
+            return c + row[0], (c, kept, row)
+
+        _, (sums, kept, rows) = hf.scan(step, 0.0, x, reverse=True)
+        return sums, kept + rows
+
+    jitted = hf.jit(f)
+    sums, doubled = jitted(X)
+    agree(sums, np.array([1.5, 1.75, 1.25, 0.0], np.float32))
+    agree(doubled, X * 2)
+    assert " in arena" not in str(jitted.loop_ir)

@@ -95,6 +95,20 @@ def map_(n: Any, w: Any) -> Any:
     return rows, weights[0]
 
 
+def scan_that_stacks_slices(n: Any, w: Any) -> Any:
+    return hf.scan(lambda c, x: (c + x[1], x), n, w, reverse=True)
+
+
+def map_of_slices(n: Any, w: Any) -> Any:
+    sums, rows = hf.map(lambda x: (hf.sum(x), x), w)
+    return n * hf.sum(sums), rows
+
+
+def associative_scan_of_the_last(n: Any, w: Any) -> Any:
+    last = hf.associative_scan(lambda _, b: b, w)
+    return n * hf.sum(last), last
+
+
 def invoke_subgraph(n: Any, w: Any) -> Any:
     return hf.invoke_subgraph(cond, n, w)
 
@@ -186,6 +200,7 @@ OPERATORS: tuple[Callable[..., Any], ...] = (
         scan,
         scan_until,
     ),
+    *(scan_that_stacks_slices, map_of_slices, associative_scan_of_the_last),
     *(map_, invoke_subgraph, checkpoint),
     *(loop_around_cond, loop_around_subgraph, cond_around_permuting_loop),
     *(class_of_ones_own, class_with_a_rule, with_vjp, with_jvp),

@@ -1,12 +1,13 @@
 """Forwarding: replace results of operators that always equal one of the args.
 
-A carry that no step changes is the same before and after the loop, and an operand that
-all branches return is the result whichever runs. The analysis covers operators in
-bodies, and carries that the steps permute. Readers of such a result then read the arg
-instead, and the operator no longer returns it; a carry becomes an invariant.
+A carry that no step changes is the same before and after the loop, an operand that all
+branches return is the result whichever runs, and the slices that each step returns as
+they are stack up to what was sliced. The analysis covers operators in bodies, and
+carries that the steps permute. Readers of such a result then read the arg instead, and
+the operator no longer returns it; a carry becomes an invariant.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -160,7 +161,7 @@ def _result_origins(node: Node, *, inner: bool) -> list[Origins]:
         outputs = _output_origins(region, inner=inner)
         for port, positions in zip(region.outputs, outputs, strict=True):
             if port.at is not None:
-                origins[port.at] |= _COMPUTED if port.role == "stacked" else positions
+                origins[port.at] |= positions
     # The origins of a carry are also origins of the carry that it becomes in a step.
     sources = [
         [result_of[p] for p in positions if p in result_of] for positions in origins
@@ -205,13 +206,19 @@ def _closure(
 def _output_origins(region: Region, *, inner: bool) -> list[Origins]:
     """Return the origins of each output of a region, as args of the node."""
     var_origins = _var_origins(region.graph) if inner else {}
-    pairs = zip(region.graph.inputs, region.inputs, strict=True)
-    positions = {var: port.at for var, port in pairs if port.role != "slice"}
+    inputs = [*zip(region.graph.inputs, region.inputs, strict=True)]
+    times_sliced = Counter(port.at for _, port in inputs if port.role == "slice")
+    whole = {var: port.at for var, port in inputs if port.role != "slice"}
+    # The steps of an associative scan take two slices of one arg, and combine all.
+    slices = {var: port.at for var, port in inputs if times_sliced[port.at] == 1}
     return [
-        frozenset(positions.get(value) for value in var_origins.get(output, (output,)))
+        frozenset(
+            (slices if port.role == "stacked" else whole).get(value)
+            for value in var_origins.get(output, (output,))
+        )
         if isinstance(output, Var)
         else _COMPUTED
-        for output in region.graph.outputs
+        for output, port in zip(region.graph.outputs, region.outputs, strict=True)
     ]
 
 
