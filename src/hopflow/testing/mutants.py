@@ -48,6 +48,7 @@ from hopflow.compiler.schedule import (
     groups,
     privatize,
     register_tiles,
+    rotations,
     row_steps,
     rows_in_registers,
     scalar_replacement,
@@ -462,6 +463,18 @@ def _far_as_near() -> Patches:
         return right(self, load, store) and 1
 
     return [(scalar_replacement._Positions, "distance", distance)]
+
+
+def _lost_rest() -> Patches:
+    right = rotations._unrolled
+
+    def unrolled(loop: For, count: int) -> list[Stmt]:
+        """Leave out the steps that remain after all turns of a rotation."""
+        *before, last = right(loop, count)
+        is_rest = isinstance(last, For) and last.var.name.endswith("_rest")
+        return before if is_rest else [*before, last]
+
+    return [(rotations, "_unrolled", unrolled)]
 
 
 def _without_axis() -> Patches:
@@ -1013,6 +1026,17 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "counted down to its start": Mutant(
         _never_down, ["loop ir"], options={"weights": {"while": 6}}
+    ),
+    "lost steps after all turns": Mutant(
+        _lost_rest,
+        ["jit"],
+        options={
+            "aliasing": True,
+            "operations": ["add", "roll"],
+            "operators": ["fori", "while"],
+            "depth": 1,
+            "size": 3,
+        },
     ),
     "missing lift": Mutant(_with_pass(_lift_wrongly), ["jit"]),
     "off by one in a reverse scan": Mutant(_reverse_scan, ["debug"]),

@@ -54,6 +54,7 @@ from hopflow.compiler.schedule.loops import loops
 from hopflow.compiler.schedule.merge import merge
 from hopflow.compiler.schedule.narrow_rests import narrow_rests
 from hopflow.compiler.schedule.register_tiles import register_tiles
+from hopflow.compiler.schedule.rotations import unroll_rotations
 from hopflow.compiler.schedule.rows_in_registers import rows_in_registers
 from hopflow.compiler.schedule.scalar_replacement import scalar_replacement
 from hopflow.compiler.schedule.short_states import short_states
@@ -113,6 +114,7 @@ LOOP_PASSES: Final[tuple[Callable[[Program, Target], None], ...]] = (
     short_states,
     delinearize,
     scalar_replacement,
+    unroll_rotations,
     narrow_rests,
 )
 
