@@ -425,3 +425,55 @@ def test_a_sum_of_each_row_keeps_no_loop_from_gangs(dynamic: bool) -> None:
     np.testing.assert_allclose(np.asarray(jitted(x)), np.asarray(want), rtol=1e-13)
     assert " gang " in jitted.loop_ir
     assert re.search(r"vector \d+ independent:\n +acc", jitted.loop_ir)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int16, np.uint8])
+@pytest.mark.parametrize("width", [2, 3, 4, 8, 9, 16])
+@pytest.mark.parametrize("count", [24, 31, 32, 64])
+def test_rows_of_examples_are_read_and_written(
+    count: int, width: int, dtype: Any, cpu: CpuTarget
+) -> None:
+    x = (np.arange(count * width) % 97).astype(dtype).reshape(count, width)
+
+    def f(x: Any) -> Any:
+        step = lambda _, x: hf.concat([x[1:], (x[0] + x[-1])[None]])  # noqa: E731
+        return hf.fori_loop(0, 5, step, x)
+
+    graph = hf.trace(hf.vmap(f), EagerTensor(x)).graph
+    executable = Executable(graph, target=cpu)
+    assert " gang " in executable.loop_ir
+    [got] = executable([EagerTensor(x)])
+    for _ in range(5):
+        x = np.concatenate([x[:, 1:], (x[:, 0] + x[:, -1])[:, None]], axis=1)
+    np.testing.assert_array_equal(got.array, x)
+
+
+def test_rows_of_full_gangs_are_transposed_in_registers(cpu: CpuTarget) -> None:
+    x = np.arange(64 * 8, dtype=np.float32).reshape(64, 8)
+
+    def f(x: Any) -> Any:
+        step = lambda _, s: hf.concat([s[1:], (s[0] * 0.5 + s[7])[None]])  # noqa: E731
+        return hf.fori_loop(0, 20, step, x)
+
+    graph = hf.trace(hf.vmap(f), EagerTensor(x)).graph
+    code = Executable(graph, target=cpu).llvm_ir
+    assert re.search(r"shufflevector <(8|16) x float>", code)
+    assert "masked.gather" not in code
+    assert "extractelement <8 x ptr>" not in code
+
+
+def test_a_row_is_read_anew_where_a_counter_has_moved_on(cpu: CpuTarget) -> None:
+    x = np.arange(32 * 12, dtype=np.float32).reshape(32, 12)
+
+    def f(x: Any) -> Any:
+        def step(_: Any, p: Any, s: Any) -> Any:
+            first = hf.dynamic_slice(x, [p], [2])
+            second = hf.dynamic_slice(x, [p + 2], [2])
+            s = hf.while_loop(
+                lambda s: s < hf.sum(first), lambda s: s + second[0] - second[1] + 9, s
+            )
+            return p + 3, s
+
+        return hf.fori_loop(0, 3, step, (0, x[0]))[1]
+
+    compare(hf.vmap(f), x, cpu=cpu)

@@ -18,6 +18,7 @@ from typing import Final
 from hopflow.compiler.cpu.affine import Affine
 from hopflow.compiler.cpu.emitter import CpuEmitter
 from hopflow.compiler.cpu.gang_width import register_lanes
+from hopflow.compiler.cpu.interleaving import Groups, Member
 from hopflow.compiler.cpu.lanes import LaneLoop, Lanes
 from hopflow.compiler.divergence import Divergence
 from hopflow.compiler.kernel_passes.reads import weight
@@ -28,7 +29,7 @@ from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import lanes, overload, register_type, splat
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir import walk
-from hopflow.loop_ir.expr import Buffer, Expr, Var
+from hopflow.loop_ir.expr import Buffer, Expr, Index, Var
 from hopflow.loop_ir.program import (
     Accumulate,
     Allocate,
@@ -63,6 +64,7 @@ class _Gang(LaneLoop):
         super().__init__(emitter, s, width, affine)
         self.f = emitter.f
         self.parts: list[Part] = []
+        self._groups = self._grouped(())  # of the body that is being emitted
         self._splats: dict[int, dict[tuple[str, str], str]] = {}  # by loop depth
         self._again = ""  # the block that runs the iterations one by one
 
@@ -93,6 +95,9 @@ class _Gang(LaneLoop):
 
     def row(self, buffer: Buffer, offset: Expr) -> str:
         return self.emitter.values.address(buffer, offset)
+
+    def member(self, buffer: Buffer, at: Index) -> Member | None:
+        return self._groups.load(buffer, at)
 
     # --- the loop over gangs
 
@@ -178,6 +183,7 @@ class _Gang(LaneLoop):
     def body(self, statements: Sequence[Stmt]) -> None:
         """Emit statements for the active lanes, of which there is at least one."""
         f, cost = self.f, self.emitter.cost
+        outer, self._groups = self._groups, self._grouped(statements)
         for s in statements:
             before = f.size + f.work
             match s:
@@ -193,6 +199,20 @@ class _Gang(LaneLoop):
                 case _:
                     self._vectors(s)
                     cost.fixed += f.size + f.work - before
+        self._groups = outer
+
+    def _grouped(self, body: Sequence[Stmt]) -> Groups:
+        """Return the interleave groups of a body, if all lanes of some vectors run
+        it."""
+        is_filled = any(part.is_full for part in self.parts)
+        return Groups(
+            body if is_filled else (),
+            self.width,
+            self.affine,
+            self.emitter.memory,
+            self.emitter.unit.target,
+            is_filled=is_filled,
+        )
 
     def _is_uniform(self, s: Stmt) -> bool:
         """Return whether `s` runs once for all lanes.
@@ -222,8 +242,11 @@ class _Gang(LaneLoop):
                     )
                     part.change(var, new, self.divergence.keeps(s))
             case Store(buffer, at, value):
+                member = (
+                    self._groups.stores.get(s) if self._groups is not None else None
+                )
                 for part in self.parts:
-                    part.store(buffer, at, part.value(value))
+                    part.store(buffer, at, part.value(value), member)
                 self._forget()
             case Trap():
                 self._trap(s)
@@ -513,7 +536,9 @@ class Part(Lanes):
     def scope(self) -> Iterator[None]:
         """Drop at the end the vectors that were computed inside."""
         self._scopes.append(([], []))
+        before = {**self._vectors}
         yield
+        self._vectors = {k: v for k, v in self._vectors.items() if before.get(k) is v}
         computed, numbered = self._scopes.pop()
         for node in computed:
             self.memo.pop(node, None)

@@ -32,8 +32,22 @@ from hopflow.compiler.llvm.operations import broadcast
 from hopflow.compiler.llvm.types import lanes
 from hopflow.loop_ir import expr as e
 from hopflow.loop_ir.expr import Buffer, Expr, Index
-from hopflow.loop_ir.program import For, Stmt, Store
-from hopflow.loop_ir.walk import base_and_constant, loaded, same, same_shape
+from hopflow.loop_ir.program import (
+    Accumulate,
+    Assign,
+    Declare,
+    Let,
+    Stmt,
+    Store,
+)
+from hopflow.loop_ir.walk import (
+    base_and_constant,
+    loaded,
+    nodes,
+    same,
+    same_shape,
+    statements,
+)
 
 MOST: Final = 16
 """The largest factor of a group: the elements of a matrix of 4 by 4."""
@@ -88,17 +102,31 @@ class Group:
 
 
 class Groups:
-    """The groups that a straight-line body reads and writes as vectors."""
+    """The groups that the straight-line statements of a body read and write as vectors.
+
+    Args:
+        width: The number of lanes of a vector.
+        is_filled: Whether all lanes have an iteration.
+    """
 
     def __init__(
-        self, s: For, width: int, affine: Affine, memory: Memory, target: CpuTarget
+        self,
+        body: Sequence[Stmt],
+        width: int,
+        affine: Affine,
+        memory: Memory,
+        target: CpuTarget,
+        *,
+        is_filled: bool,
     ) -> None:
         self._groups: dict[Buffer, list[Group]] = {}
         self._affine, self._memory = affine, memory
         self._width, self._target = width, target
-        extent = s.extent.attr if s.extent.is_const else width
-        self._is_filled = extent >= width
-        for statement in s.body:
+        self._is_filled = is_filled
+        self._changing = {
+            x.var for x in statements(body) if isinstance(x, Assign | Accumulate)
+        }
+        for statement in filter(is_straight, body):
             for node in loaded(statement):
                 if e.condition_of(node) is None:
                     member = self._find(node.attr, e.index_of(node))
@@ -116,8 +144,8 @@ class Groups:
             for group in groups:
                 if group.stride is not None:
                     group.blocks = [*_blocks(sorted(group.loaded), group.factor)]
-                self._settle(group, s)
-        for run in self._runs(s.body):
+                self._settle(group, body)
+        for run in self._runs(body):
             self._store_rows(run)
 
     def __bool__(self) -> bool:
@@ -157,16 +185,19 @@ class Groups:
             return member if group.block(number) else None
         return member if self._pays(group, len(group.loaded)) else None
 
-    def _settle(self, group: Group, s: For) -> None:
+    def _settle(self, group: Group, body: Sequence[Stmt]) -> None:
         """Decide whether the stores of a group are vectors.
 
-        All its members are stored, and until the last is, no one reads the buffer.
+        All its members are stored, and until the last is, no one reads the buffer, and
+        there is no control flow.
         """
         stores = group.stores or {}
         if len(stores) != group.factor or not self._pays(group, group.factor):
             return
-        numbers = sorted(s.body.index(store) for store in stores.values())
-        between = s.body[numbers[0] : numbers[-1] + 1]
+        numbers = sorted(body.index(store) for store in stores.values())
+        between = body[numbers[0] : numbers[-1] + 1]
+        if not all(map(is_straight, between)):
+            return
         if any(
             node.attr is group.buffer for x in between[1:] for node in loaded(x)
         ) or any(
@@ -183,7 +214,8 @@ class Groups:
         as vectors yet: no one reads the buffer before the last of them."""
         run: list[Store] = []
         for s in body:
-            if run and any(node.attr is run[0].buffer for node in loaded(s)):
+            is_read = run and any(node.attr is run[0].buffer for node in loaded(s))
+            if is_read or not is_straight(s):
                 yield run
                 run = []
             if not isinstance(s, Store):
@@ -206,6 +238,8 @@ class Groups:
             form = self._affine.of(self._memory.linear(first.buffer, first.indices))
             if form is None or first.buffer.strides is not None or factor < 2:
                 return
+            if self._may_change(first.indices):
+                return
             stride, start = form
             if stride.is_const and abs(stride.attr) < factor:
                 return
@@ -214,9 +248,20 @@ class Groups:
 
     def _find(self, buffer: Buffer, at: Index) -> Member | None:
         """Return the member of a group that an iteration accesses."""
-        if buffer.strides is not None or not at:
+        if buffer.strides is not None or not at or self._may_change(at):
             return None
+        row = buffer.shape[-1]
+        if row.is_const and row.attr >= self._target.lanes(buffer.dtype):
+            # Square blocks take fewer shuffles than groups of several vectors.
+            return self._find_in_rows(buffer, at) or self._find_strided(buffer, at)
         return self._find_strided(buffer, at) or self._find_in_rows(buffer, at)
+
+    def _may_change(self, at: Index) -> bool:
+        """Return whether an index reads a variable that the body assigns: before and
+        after that it is another place."""
+        if not self._changing:
+            return False
+        return any(node.attr in self._changing for node in nodes(*at))
 
     def _find_strided(self, buffer: Buffer, at: Index) -> Member | None:
         """Return the member that an access by steps of a few elements takes. Memory is
@@ -283,6 +328,11 @@ class Groups:
         if not group.is_reversed:
             shuffles = min(shuffles, _shuffles(group.factor))
         return group.factor + shuffle * shuffles <= 2 * used * self._width
+
+
+def is_straight(s: Stmt) -> bool:
+    """Return whether a statement only computes values, and stores them."""
+    return isinstance(s, (Let, Declare, Assign, Accumulate, Store))
 
 
 def _blocks(members: Sequence[int], most: int) -> Iterator[range]:

@@ -117,6 +117,12 @@ class Lanes(Evaluator):
         self.slots: dict[Var, str] = {}  # of mutable variables
         self._vectors: dict[tuple[Group, int, int], list[str]] = {}
         """Of a group, by the first iteration and the first member of a block."""
+        self._members: dict[Group, dict[int, str]] = {}  # to be stored
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every lane is known to be active."""
+        return not self.mask.startswith("%") and "false" not in self.mask
 
     def value(self, expr: Expr) -> str:
         """Return the vector of `expr`."""
@@ -184,11 +190,9 @@ class Lanes(Evaluator):
                 return self._load_masked(buffer, offset, is_reversed, mask)
         if condition is None and not self.mask.startswith("%"):
             member = self.loop.member(buffer, at)
-            if member is not None and (
-                not self.mask or member.group.stride is not None
-            ):
+            if member is not None and (self.is_full or member.group.stride is not None):
                 return self._load_member(member)
-        if condition is None and not self.mask and not self.loop.has_gather(buffer):
+        if condition is None and self.is_full and not self.loop.has_gather(buffer):
             return self._load_each(buffer, self._each_strided(buffer, *form))
         return self._gather(buffer, self._strided(buffer, *form), condition)
 
@@ -205,15 +209,29 @@ class Lanes(Evaluator):
         t = lanes("i1", self.width)
         return self.f.emit(f"and {t} {self.mask}, {holds}")
 
-    def store(self, buffer: Buffer, at: Index, value: str) -> None:
-        """Store the active lanes of a vector."""
+    def store(
+        self, buffer: Buffer, at: Index, value: str, member: Member | None = None
+    ) -> None:
+        """Store the active lanes of a vector.
+
+        Args:
+            member: What it is of an interleave group. If all lanes are active, the
+                group is stored when all its members are given.
+        """
+        if member is not None and self.is_full:
+            members = self._members.setdefault(member.group, {})
+            members[member.number] = value
+            if len(members) == member.group.factor:
+                del self._members[member.group]
+                self._store_group(member.group, [x for _, x in sorted(members.items())])
+            return
         form = self.loop.affine.of(self.memory.linear(buffer, at))
         bits = to_memory(self.f, value, buffer.dtype, self.width)
         if form is None:
             self._scatter(buffer, self._addresses(buffer, at), bits)
         elif form[0].is_const and form[0].attr in (1, -1):
             self._store_run(buffer, form[1], form[0].attr < 0, bits)
-        elif self.mask or self.loop.has_gather(buffer):
+        elif not self.is_full or self.loop.has_gather(buffer):
             self._scatter(buffer, self._strided(buffer, *form), bits)
         else:
             self._store_each(buffer, self._each_strided(buffer, *form), bits)
@@ -379,7 +397,7 @@ class Lanes(Evaluator):
             else:
                 parts.append(deinterleaved(f, vectors, scalar, width, member))
         whole = joined(f, parts, scalar, width)
-        if self.mask:  # lanes without an iteration have no value
+        if not self.is_full:  # lanes without an iteration have no value
             whole = f.emit(f"freeze {memory_type(dtype, self.width)} {whole}")
         return from_memory(f, whole, dtype, self.width)
 
@@ -425,7 +443,7 @@ class Lanes(Evaluator):
         self._vectors[group, first, block.start] = vectors
         return vectors
 
-    def store_group(self, group: Group, members: Sequence[str]) -> None:
+    def _store_group(self, group: Group, members: Sequence[str]) -> None:
         """Store groups, of which the vector of each member is given."""
         f, dtype, width = self.f, group.buffer.dtype, self.register_lanes(group.buffer)
         scalar, stored = memory_type(dtype), memory_type(dtype, width)

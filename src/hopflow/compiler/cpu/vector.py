@@ -14,7 +14,7 @@ from typing import Final
 
 from hopflow.compiler.cpu.affine import Affine, Form
 from hopflow.compiler.cpu.emitter import CpuEmitter
-from hopflow.compiler.cpu.interleaving import Group, Groups, Member, part
+from hopflow.compiler.cpu.interleaving import Groups, Member, part
 from hopflow.compiler.cpu.lanes import LaneLoop, Lanes
 from hopflow.compiler.cpu.transposition import (
     Block,
@@ -92,8 +92,15 @@ class VectorLoop(LaneLoop):
             self.slots[var] = f.slot(register_type(var.dtype, count), var.name)
 
     def _grouped(self) -> Groups:
-        unit = self.emitter.unit
-        return Groups(self.s, self.width, self.affine, self.emitter.memory, unit.target)
+        extent = self.s.extent
+        return Groups(
+            self.s.body,
+            self.width,
+            self.affine,
+            self.emitter.memory,
+            self.emitter.unit.target,
+            is_filled=not extent.is_const or extent.attr >= self.width,
+        )
 
     def _split_accumulators(self) -> None:
         """Let vectors be registers: as many of them make one of an accumulator."""
@@ -471,7 +478,6 @@ class _StraightLanes(Lanes):
     def __init__(self, loop: VectorLoop, position: str, mask: str) -> None:
         super().__init__(loop, position, mask)
         self.slots = loop.slots
-        self._members: dict[Group, dict[int, str]] = {}  # to be stored
         self._distances: dict[str, str] = {}
 
     def distance(self, step: str) -> str:
@@ -492,20 +498,10 @@ class _StraightLanes(Lanes):
                     self._set(var, self.value(value))
                 case Accumulate(var, combine, value):
                     self._accumulate(var, combine, self.value(value))
-                case Store():
-                    self._store(s, self.value(s.value))
-                    self.forget_changed(s.buffer)
-
-    def _store(self, s: Store, value: str) -> None:
-        member = None if self.mask else self.loop.groups.stores.get(s)
-        if member is None:
-            self.store(s.buffer, s.indices, value)
-            return
-        group, index = member
-        members = self._members.setdefault(group, {})
-        members[index] = value
-        if len(members) == group.factor:
-            self.store_group(group, [members[k] for k in range(group.factor)])
+                case Store(buffer, at, value):
+                    member = self.loop.groups.stores.get(s)
+                    self.store(buffer, at, self.value(value), member)
+                    self.forget_changed(buffer)
 
     def _set(self, var: Var, value: str) -> None:
         t = register_type(var.dtype, self.width)
