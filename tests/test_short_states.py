@@ -153,3 +153,25 @@ def test_states_of_examples(n: int) -> None:
 @pytest.mark.parametrize("name", ["sums", "norms", "turned"])
 def test_gradients_of_loops(name: str) -> None:
     compared(hf.grad(lambda x: hf.sum(steps(STEPS[name])(x)[0] ** 2)), drawn(9, 6))
+
+
+def filtered(c: Any, v: Any) -> Any:
+    """A step of a filter of four numbers, which have a matrix of covariances."""
+    a = matrix(c[0]) * 0.25
+    c = a @ c @ hf.matrix_transpose(a) + hf.expand_dims(v, axis=0) * 0.5
+    return c / (1.0 + hf.sum(c * c))
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 30])
+def test_rows_of_matrices_that_steps_multiply_are_written_out(length: int) -> None:
+    x = drawn(length + 1, 4)
+
+    def f(x: Any) -> Any:
+        first = matrix(x[0])
+        return hf.scan(lambda c, v: (filtered(c, v), c[1] + v), first, x[1:])
+
+    loop_ir = compared(f, x)
+    if length > 1:  # a loop over elements at most stands in a step
+        step = loop_ir[loop_ir.index("for step") :]
+        assert "independent:\n            for " not in step
+        assert step.count(" vector ") > 8

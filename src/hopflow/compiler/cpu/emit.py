@@ -10,6 +10,7 @@ arguments the number of its first site, the sizes, and the addresses. It returns
 same.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -42,6 +43,11 @@ from hopflow.ops.opdef import MOST_BYTES
 
 ON_STACK: Final = 4096
 """An arena of at most this many bytes is on the stack."""
+OWN_SLOT: Final = 512
+"""A buffer there of at most this many bytes has a slot of its own: LLVM keeps it in
+registers, if all its indices are constants, whatever those of other buffers are."""
+OWN_SLOTS: Final = 16_384
+"""The bytes of all such slots of a function, at most."""
 ON_SMALL_STACK: Final = 256
 """The same of microcontrollers, whose stacks have a few thousand bytes."""
 EMBEDDED: Final = 1024
@@ -179,10 +185,13 @@ class _FunctionEmitter:
             self._check_sizes(placed)
         base = "" if guarded else self._arena_base(arena.total)
         self.memory.arena = base
+        own = self._own_slots(placed)
         for buffer in placed:
             offset = arena.offsets[buffer]
             if guarded:
                 pointer = self._on_heap(self.emitter.allocation(buffer))
+            elif buffer in own:
+                pointer = f.slot(f"[{own[buffer]} x i8]", buffer.name, ALIGNMENT)
             elif offset.is_const and buffer not in swapped:
                 self.memory.place_in_arena(buffer, offset.attr)
                 continue
@@ -193,6 +202,19 @@ class _FunctionEmitter:
                 self.memory.place_in_slot(buffer, pointer)
             else:
                 self.memory.place(buffer, pointer)
+
+    def _own_slots(self, buffers: Sequence[Buffer]) -> dict[Buffer, int]:
+        """Return the sizes of those buffers that have a slot of their own."""
+        target = self.unit.target
+        if target.is_microcontroller or not is_on_stack(self.arena, target):
+            return {}
+        sizes = {
+            b: rounded_up(math.prod(n.attr for n in b.shape) * b.dtype.itemsize)
+            for b in buffers
+            if all(n.is_const for n in b.shape)
+        }
+        own = {b: size for b, size in sizes.items() if size <= OWN_SLOT}
+        return own if sum(own.values()) <= OWN_SLOTS else {}
 
     def _check_sizes(self, buffers: Sequence[Buffer]) -> None:
         """Leave the program if the size of the arena would overflow an i64."""

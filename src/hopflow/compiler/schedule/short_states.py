@@ -12,7 +12,9 @@
 
 Each step would wait for what the one before has stored: a processor forwards a store to
 a load only if the load is a part of it, which vectors of what was stored element by
-element, or of other elements, are not. The loops over elements are written out.
+element, or of other elements, are not. The loops over elements are written out. Where
+that is too much, as for products of matrices of four rows, only the loops over rows
+are: LLVM then keeps their vectors in registers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,6 +53,7 @@ from hopflow.loop_ir.walk import (
     is_order_free,
     loaded,
     nodes,
+    statements,
     uses,
 )
 
@@ -63,6 +66,8 @@ LARGEST: Final = 1024
 WAIT: Final = 24
 """The operations that a processor could execute while a loop waits for what the one
 before has stored."""
+LONGEST: Final = 256
+"""Instructions of vectors of rows that are written out, at most."""
 AT_ONCE: Final = 2
 """Operations on numbers that a processor begins at once."""
 
@@ -79,15 +84,17 @@ def _edit(body: list[Stmt], program: Program) -> None:
         s = body[at]
         for inner in bodies(s):
             _edit(inner, program)
-        is_serial = isinstance(s, For) and not s.independent
-        found = _in_variables(s, program) if is_serial else None
+        found: list[Stmt] | None = None
+        if isinstance(s, For) and not s.independent:
+            found = _in_variables(s, program)
+            if found is None:
+                _write_out(s)
         body[at : at + 1] = found or [s]
         at += len(found or [s])
 
 
-def _in_variables(steps: Stmt, program: Program) -> list[Stmt] | None:
+def _in_variables(steps: For, program: Program) -> list[Stmt] | None:
     """Return the statements in place of a loop over steps; None: it stays."""
-    assert isinstance(steps, For)
     loops = [s for s in steps.body if isinstance(s, For)]
     if not loops or not all(map(_is_short, loops)):
         return None
@@ -123,6 +130,47 @@ def _in_variables(steps: Stmt, program: Program) -> list[Stmt] | None:
             if key in written
         ),
     ]
+
+
+def _write_out(steps: For) -> None:
+    """Write out the loops over rows of short arrays in a step, in place: LLVM keeps the
+    vectors of such an array in registers, if they lie at constant places."""
+    nests = [s for s in steps.body if _is_nest(s)]
+    if not nests or not all(map(_is_small_nest, nests)):
+        return
+    if sum(map(_vectors, nests)) <= LONGEST:
+        steps.body = _rows(steps.body, {}, "")
+
+
+def _is_nest(s: Stmt) -> bool:
+    return isinstance(s, For) and any(isinstance(x, For) for x in s.body)
+
+
+def _is_small_nest(nest: Stmt) -> bool:
+    """Return whether a nest has few steps, and writes short arrays only."""
+    assert isinstance(nest, For)
+    return _is_short(nest) and all(
+        _is_small(s.buffer) for s in statements([nest]) if isinstance(s, Store)
+    )
+
+
+def _rows(body: Sequence[Stmt], values: dict[Var, Expr], suffix: str) -> list[Stmt]:
+    """Return a body whose loops over rows are written out."""
+    rows: list[Stmt] = []
+    for s in body:
+        if not isinstance(s, For):
+            rows.append(copied(s, values, suffix) if suffix else s)
+        elif _is_nest(s):
+            for k in range(s.extent.attr):
+                own = values | {s.var: e.index(k)}
+                rows += _rows(s.body, own, f"{suffix}_{k}")
+        elif suffix:
+            var = Var(f"{s.var.name}{suffix}", s.var.dtype)
+            inner = _rows(s.body, values | {s.var: e.read(var)}, suffix)
+            rows.append(For(var, s.extent, inner, True, s.binding, s.nodes))
+        else:
+            rows.append(s)
+    return rows
 
 
 def _is_short(loop: For) -> bool:
@@ -201,11 +249,17 @@ def _length(s: Stmt) -> int:
     return sum(weight(n) for n in operations if n.op not in ("load", "const", "var"))
 
 
+def _is_small(buffer: Buffer) -> bool:
+    """Return whether an array has so few elements that they may be variables."""
+    shape = buffer.shape
+    return all(n.is_const for n in shape) and prod(n.attr for n in shape) <= MOST
+
+
 def _exchanged(swap: Swap) -> list[Stmt] | None:
     """Return the assignments of elements in place of an exchange of memory; None: there
     are many elements."""
     shape = swap.a.shape
-    if not all(n.is_const for n in shape) or prod(n.attr for n in shape) > MOST:
+    if not _is_small(swap.a):
         return None
     before, after = list[Stmt](), list[Stmt]()
     for at in product(*[range(n.attr) for n in shape]):
