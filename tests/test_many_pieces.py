@@ -78,6 +78,54 @@ def test_what_windows_are_cut_from_is_stored_once(
         assert text.count("in arena") == 1
 
 
+LARGE: Final = 1 << 18
+"""Elements of an array that does not fit into the caches of a core."""
+
+
+def edges(x: Any, width: int) -> Any:
+    return hf.concat([*[x[:1]] * width, x, *[x[-1:]] * width])
+
+
+def of_three(x: Any) -> Any:
+    wide = edges(x, 1)
+    return wide[:-2] - 2 * wide[1:-1] + wide[2:]
+
+
+def of_five(x: Any) -> Any:
+    wide, n = edges(x, 2), x.shape[0]
+    return sum((k + 1) * wide[k : k + n] for k in range(5))
+
+
+def periodic(x: Any) -> Any:
+    wide = hf.concat([x[-2:], x, x[:2]])
+    return wide[:-4] * wide[2:-2] - wide[1:-3] + wide[4:]
+
+
+def of_two_halves(x: Any) -> Any:
+    wide = hf.concat([x[1000:] * 2, x[:1000] + 1])
+    return wide[1:] * wide[:-1]
+
+
+@pytest.mark.parametrize("f", [of_three, of_five, periodic, of_two_halves])
+def test_windows_of_a_large_array_with_edges_are_read_from_the_array(f: Any) -> None:
+    text = compiled(f, drawn((LARGE,)))
+    assert " in arena" not in text
+    assert "select" not in text
+
+
+def test_rows_of_a_large_array_with_edges_are_read_from_the_array() -> None:
+    text = compiled(lambda x: x + of_three(x), drawn((400, LARGE // 256)))
+    assert " in arena" not in text
+
+
+def test_edges_along_two_axes_are_stored() -> None:
+    def f(x: Any) -> Any:
+        wide = hf.permute_dims(edges(hf.permute_dims(edges(x, 1), (1, 0)), 1), (1, 0))
+        return wide[:-2, 1:-1] + wide[2:, 1:-1] + wide[1:-1, :-2] + wide[1:-1, 2:]
+
+    assert " in arena" in compiled(f, drawn((512, LARGE // 512)))
+
+
 @pytest.mark.parametrize("name", ["max", "sum", "any", "argmin"])
 @pytest.mark.parametrize("count", [20, 40])
 def test_reductions_of_stacks(name: str, count: int) -> None:

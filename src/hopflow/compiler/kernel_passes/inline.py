@@ -12,10 +12,11 @@ one kernel, so that they can replace the carries that they read.
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from math import prod
+from operator import add
 from typing import Final, NamedTuple, TypeAlias
 
 from hopflow.compiler.kernel_passes import Context
-from hopflow.compiler.kernel_passes.reads import Cost, counted_reads
+from hopflow.compiler.kernel_passes.reads import Cost, counted_reads, weight
 from hopflow.compiler.kernel_passes.reads import cost as cost_of
 from hopflow.compiler.kernel_passes.substitution import Substitution
 from hopflow.compiler.kernel_program.definitions import (
@@ -75,6 +76,8 @@ TRAFFIC: Final = 48
 """The cost of writing and reading back an element of such a large value."""
 UNKNOWN: Final = 64
 """About how long an axis or a loop is whose length only the run knows."""
+MOST_TESTS: Final = 10
+"""Tests of which part an element belongs to, at most: more pieces than `split` cuts."""
 LONGEST: Final = 1000
 """Instructions of an element: a longer one is stored. What a loop computes at once must
 fit into the registers, and LLVM takes more than linear time for it."""
@@ -379,6 +382,10 @@ def _tests_of_index(order: Sequence[Expr]) -> list[list[Expr]]:
     return [test for test in tests if all(node.op != "element" for node in test)]
 
 
+def _reads_elements(expression: Expr) -> bool:
+    return any(node.op == "element" for node in nodes(expression))
+
+
 def _tests_axes(order: Sequence[Expr], tested: Collection[int], rank: int) -> bool:
     """Return whether what an element is depends on tests of its index along an axis."""
     along = [axes(rank)[axis] for axis in tested]
@@ -487,6 +494,19 @@ def _is_larger(result: TensorType, operand: TensorType) -> bool:
 # --- rewriting ------------------------------------------------------------------------
 
 
+class _Joined(NamedTuple):
+    """What is joined of parts.
+
+    tests   how many tests of indices say which part an element belongs to
+    axes    how many axes they are along
+    cost    of an element of one part
+    """
+
+    tests: int
+    axes: int
+    cost: int
+
+
 class _Inliner:
     """Rewrites blocks in program order.
 
@@ -554,8 +574,9 @@ class _Inliner:
         if in_loops or any(_stacks(r, value.type) for r in reads):
             is_dear |= _is_piecewise(self._readers.orders[equation])
         is_dear |= self._is_hidden(equation, reads)
-        is_stored = value in keeps or _is_stored(
-            value, cost, reads, is_view, cheap, is_dear
+        is_stored = value in keeps or (
+            _is_stored(value, cost, reads, is_view, cheap, is_dear)
+            and not self._is_cut(equation, reads)
         )
         if cost.again > cheap and any(_writes_over(read, sources) for read in reads):
             is_stored = True
@@ -583,6 +604,53 @@ class _Inliner:
         elif not any(_is_as_large(source, value.type) for source in sources):
             sized = Effect(types=(value.type,))
             block.equations.append(Equation((), sized, equation.node))
+
+    def _is_cut(self, equation: Equation, reads: Sequence[_Read]) -> bool:
+        """Return whether readers read neighbouring elements of a large array that is
+        joined of a few parts along one axis. `split` cuts what they compute where these
+        meet: most elements are then read from one part."""
+        [value] = equation.results
+        size = static_size(value.type)
+        if size is None or size * value.type.dtype.itemsize < LARGE:
+            return False
+        if not _tests_of_index(self._readers.orders[equation]):
+            return False
+        joined = self._joined(equation)
+        return (
+            joined.tests <= MOST_TESTS
+            and joined.axes <= 1
+            and joined.cost * (sum(r.indices for r in reads) - 1) <= TRAFFIC
+            and all(_is_as_wide(read, value.type) for read in reads)
+        )
+
+    def _joined(self, equation: Equation) -> _Joined:
+        """Return what an element of one part costs, with the deferred values that it
+        reads."""
+        assert isinstance(equation.definition, Pointwise)
+        cost, deferred = 0, dict[Value, None]()
+        tests, seen = set[Expr](), set[Expr]()
+        pending = [*equation.definition.elements]
+        while pending:
+            node = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.op == "element":
+                pending += [i for i in index_of(node) if i.op != "var"]
+                if node.attr in self._elements:
+                    deferred[node.attr] = None
+            elif node.op == "select" and not _reads_elements(node.args[0]):
+                tests.add(node.args[0])
+                pending += node.args[1:]
+            else:
+                cost += weight(node)
+                pending += node.args
+        along = axes(equation.results[0].type.ndim)
+        tested = {i for test in tests for i in nodes(test) if i in along}
+        found = _Joined(len(tests), len(tested), cost)
+        for source in deferred:
+            found = _Joined(*map(add, found, self._joined(self._makers[source])))
+        return found
 
     def _is_hidden(self, equation: Equation, reads: Sequence[_Read]) -> bool:
         """Return whether what an element is depends on tests of an index that is a
