@@ -175,3 +175,14 @@ def test_rows_of_matrices_that_steps_multiply_are_written_out(length: int) -> No
         step = loop_ir[loop_ir.index("for step") :]
         assert "independent:\n            for " not in step
         assert step.count(" vector ") > 8
+
+
+def test_rows_that_loop_until_the_data_say_so_stay_loops() -> None:
+    def grown(row: Any, most: Any) -> Any:
+        return hf.while_loop(lambda r: hf.sum(r * r) < most, lambda r: 1.5 * r + 1, row)
+
+    def step(c: Any, v: Any) -> Any:
+        c = hf.vmap(grown)(c, hf.abs(v) * 5) @ matrix(v)
+        return c / (1.0 + hf.max(hf.abs(c))), c[0]
+
+    compared(lambda x: hf.scan(step, matrix(x[0]), x), drawn(20, 4))

@@ -20,7 +20,7 @@ are: LLVM then keeps their vectors in registers.
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeGuard
 
 from hopflow.compiler.kernel_passes.reads import weight
 from hopflow.compiler.schedule.copies import copied, substituted
@@ -142,15 +142,22 @@ def _write_out(steps: For) -> None:
         steps.body = _rows(steps.body, {}, "")
 
 
-def _is_nest(s: Stmt) -> bool:
+def _is_nest(s: Stmt) -> TypeGuard[For]:
     return isinstance(s, For) and any(isinstance(x, For) for x in s.body)
 
 
-def _is_small_nest(nest: Stmt) -> bool:
-    """Return whether a nest has few steps, and writes short arrays only."""
-    assert isinstance(nest, For)
-    return _is_short(nest) and all(
-        _is_small(s.buffer) for s in statements([nest]) if isinstance(s, Store)
+def _is_small_nest(nest: For) -> bool:
+    """Return whether a nest has few steps of loops over elements and straight-line
+    code, and writes short arrays only."""
+    inside = [*statements([nest])]
+    return (
+        _is_short(nest)
+        and all(
+            isinstance(s, For | Let | Declare | Assign | Accumulate | Store)
+            for s in inside
+        )
+        and not any(_is_nest(s) and s.binding.kind != "serial" for s in inside)
+        and all(_is_small(s.buffer) for s in inside if isinstance(s, Store))
     )
 
 
